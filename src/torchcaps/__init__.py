@@ -1,0 +1,1 @@
+"""Capsule networks for PyTorch at the speed of a CNN."""

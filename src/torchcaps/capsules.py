@@ -1,0 +1,50 @@
+"""The one value that flows between capsule layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+
+class Capsules:
+    """A layer's capsules: what each one saw (pose) and how sure it is (activation).
+
+    pose        (B, I, K) dense, or (B, T, D, H, W) convolutional
+    activation  (B, I) or (B, T, H, W); for vector capsules it is the length of the pose and may be left out
+    """
+
+    __slots__ = ("_activation", "pose")
+
+    def __init__(self, pose: Tensor, activation: Tensor | None = None):
+        self.pose = pose
+        self._activation = activation
+
+    @property
+    def activation(self) -> Tensor:
+        # Computed on first use: dynamic routing never asks for the children's lengths.
+        if self._activation is None:
+            self._activation = length(self.pose, dim=2)
+        return self._activation
+
+    def __iter__(self) -> Iterator[Tensor]:
+        yield self.pose
+        yield self.activation
+
+    def __repr__(self) -> str:
+        return f"Capsules(pose={tuple(self.pose.shape)}, dtype={self.pose.dtype}, device={self.pose.device})"
+
+
+def as_capsules(value: Capsules | Tensor) -> Capsules:
+    """Accept a plain pose tensor wherever capsules are expected."""
+    return value if isinstance(value, Capsules) else Capsules(value)
+
+
+def length(pose: Tensor, dim: int = -1) -> Tensor:
+    """The length of each pose vector; its gradient at zero is zero.
+
+    pose     (..., D, ...)  D at dim
+    returns  (..., ...)     at least float32
+    """
+    return torch.linalg.vector_norm(pose, dim=dim, dtype=torch.promote_types(pose.dtype, torch.float32))

@@ -1,0 +1,79 @@
+"""From capsules back to the image."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from torchcaps.capsules import Capsules, as_capsules
+from torchcaps.losses import multi_hot
+from torchcaps.ops.squash import at_least_float32
+
+
+def mask_capsules(capsules: Capsules | Tensor, targets: Tensor | None = None) -> Tensor:
+    """Keep the poses that the decoder may see, zero the others.
+
+    capsules  pose (B, J, D)
+    targets   (B,) class ids, (B, J) multi-hot, or None for the longest capsule
+    returns   (B, J, D)
+    """
+    capsules = as_capsules(capsules)
+    J = capsules.pose.shape[1]
+    if targets is None:
+        targets = capsules.activation.argmax(-1)
+    return capsules.pose * multi_hot(targets, J).to(capsules.pose)[..., None]
+
+
+class Decoder(nn.Module):
+    """The paper's decoder: two hidden layers with ReLU, a sigmoid for every pixel.
+
+    input    masked poses (B, J, D)
+    returns  (B, C, H, W) in [0, 1]
+    """
+
+    def __init__(
+        self, capsules: int, dim: int, image_shape: tuple[int, int, int], hidden: tuple[int, ...] = (512, 1024)
+    ):
+        super().__init__()
+        self.image_shape = tuple(image_shape)
+        widths = [capsules * dim, *hidden]
+        layers: list[nn.Module] = []
+        for width, wider in zip(widths, widths[1:]):
+            layers += [nn.Linear(width, wider), nn.ReLU(inplace=True)]
+        self.layers = nn.Sequential(*layers, nn.Linear(widths[-1], math.prod(image_shape)))
+
+    def forward(self, masked_BJD: Tensor) -> Tensor:
+        pixels = self.layers(masked_BJD.flatten(1))
+        return torch.sigmoid(at_least_float32(pixels)).view(-1, *self.image_shape)
+
+
+class ConvDecoder(nn.Module):
+    """A decoder for larger images: a small map, then nearest-neighbour doubling and 3×3 convolutions.
+
+    Its size grows with the number of doublings, not with the number of pixels.
+
+    input    masked poses (B, J, D)
+    returns  (B, C, H, W) in [0, 1]
+    """
+
+    def __init__(self, capsules: int, dim: int, image_shape: tuple[int, int, int], width: int = 128):
+        super().__init__()
+        channels, height, columns = image_shape
+        self.image_shape = tuple(image_shape)
+        doublings = max(0, math.ceil(math.log2(max(height, columns) / 8)))
+        self.start = (math.ceil(height / 2**doublings), math.ceil(columns / 2**doublings))
+        self.width = width
+        self.spread = nn.Linear(capsules * dim, width * self.start[0] * self.start[1])
+        widths = [max(16, width >> step) for step in range(doublings + 1)]
+        self.convs = nn.ModuleList(nn.Conv2d(a, b, 3, padding=1) for a, b in zip(widths, widths[1:]))
+        self.pixels = nn.Conv2d(widths[-1], channels, 3, padding=1)
+
+    def forward(self, masked_BJD: Tensor) -> Tensor:
+        maps = functional.relu(self.spread(masked_BJD.flatten(1)).view(-1, self.width, *self.start))
+        for conv in self.convs:
+            maps = functional.relu(conv(functional.interpolate(maps, scale_factor=2.0, mode="nearest")))
+        pixels = self.pixels(maps)[..., : self.image_shape[1], : self.image_shape[2]]
+        return torch.sigmoid(at_least_float32(pixels))

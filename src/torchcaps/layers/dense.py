@@ -1,0 +1,108 @@
+"""Capsules that hear from every capsule below."""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from torchcaps.capsules import Capsules, as_capsules
+from torchcaps.errors import did_you_mean
+from torchcaps.ops import dynamic_routing
+
+
+class Routing(Protocol):
+    """What `DenseCaps` expects of a routing: the arguments and results of `ops.dynamic_routing`, always with couplings."""
+
+    def __call__(
+        self, u: Tensor, weight: Tensor, iterations: int, bias: Tensor | None, leaky: bool, couplings: bool
+    ) -> tuple[Tensor, Tensor | None]: ...
+
+
+def _dynamic(
+    u: Tensor, weight: Tensor, iterations: int, bias: Tensor | None, leaky: bool, couplings: bool
+) -> tuple[Tensor, Tensor | None]:
+    if couplings:
+        return dynamic_routing(u, weight, iterations, bias=bias, leaky=leaky, return_couplings=True)
+    return dynamic_routing(u, weight, iterations, bias=bias, leaky=leaky), None
+
+
+def _uniform(
+    u: Tensor, weight: Tensor, iterations: int, bias: Tensor | None, leaky: bool, couplings: bool
+) -> tuple[Tensor, Tensor | None]:
+    """No routing: every child counts for every parent alike, which is the first iteration of dynamic routing."""
+    return _dynamic(u, weight, 1, bias, leaky, couplings)
+
+
+ROUTINGS: dict[str, Routing] = {"dynamic": _dynamic, "uniform": _uniform}
+
+
+class DenseCaps(nn.Module):
+    """Every child votes for every parent with a matrix of its own; routing decides whose votes count.
+
+    in_capsules, in_dim    I children of K dimensions
+    out_capsules, out_dim  J parents of D dimensions
+    bias                   a learned (J, D) inside routing, 0.1 at first, as in the authors' code
+    leaky                  children that fit no parent may keep part of their coupling to themselves
+    std                    of the initial weight; by default such that parents start with a length of about a half
+
+    input    pose (B, I, K), as Capsules or as a plain tensor
+    returns  pose (B, J, D); with return_couplings also (B, I, J)
+    """
+
+    def __init__(
+        self,
+        in_capsules: int,
+        in_dim: int,
+        out_capsules: int,
+        out_dim: int,
+        *,
+        routing: str = "dynamic",
+        iterations: int = 3,
+        bias: bool = False,
+        leaky: bool = False,
+        std: float | None = None,
+    ):
+        super().__init__()
+        if routing not in ROUTINGS:
+            raise ValueError(f"DenseCaps: no routing is called {routing!r}: {did_you_mean(routing, ROUTINGS)}")
+        if iterations < 1:
+            raise ValueError(f"DenseCaps: iterations must be at least 1, got {iterations}")
+        if min(in_capsules, in_dim, out_capsules, out_dim) < 1:
+            raise ValueError(f"DenseCaps: sizes must be positive: {in_capsules}×{in_dim} → {out_capsules}×{out_dim}")
+        self.in_capsules, self.in_dim = in_capsules, in_dim
+        self.out_capsules, self.out_dim = out_capsules, out_dim
+        self.routing, self.iterations, self.leaky = routing, iterations, leaky
+        if std is None:
+            # With couplings 1/J, children of length a half and random matrices, |s| = std · √(I·D) / (2J): ask for 1.
+            std = min(1.0, 2 * out_capsules / math.sqrt(in_capsules * out_dim))
+        self.weight = nn.Parameter(torch.empty(in_capsules, out_capsules, out_dim, in_dim))
+        nn.init.trunc_normal_(self.weight, std=std, a=-2 * std, b=2 * std)
+        self.bias = nn.Parameter(torch.full((out_capsules, out_dim), 0.1)) if bias else None
+
+    def forward(
+        self, children: Capsules | Tensor, *, return_couplings: bool = False
+    ) -> Capsules | tuple[Capsules, Tensor | None]:
+        parents, couplings = self.route(children, self.iterations, couplings=return_couplings)
+        return (parents, couplings) if return_couplings else parents
+
+    def route(
+        self, children: Capsules | Tensor, iterations: int, couplings: bool = False
+    ) -> tuple[Capsules, Tensor | None]:
+        """The forward pass with another number of iterations: couplings (B, I, J) are those of the last one."""
+        u = as_capsules(children).pose
+        if u.ndim != 3 or u.shape[1:] != (self.in_capsules, self.in_dim):
+            raise ValueError(
+                f"DenseCaps({self.extra_repr()}): expected a pose of shape (B, {self.in_capsules}, {self.in_dim}), "
+                f"got {tuple(u.shape)}; set in_capsules and in_dim to what the layer below gives"
+            )
+        poses, coupled = ROUTINGS[self.routing](u, self.weight, iterations, self.bias, self.leaky, couplings)
+        return Capsules(poses), coupled
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.in_capsules}×{self.in_dim} → {self.out_capsules}×{self.out_dim}, "
+            f"routing={self.routing}, iterations={self.iterations}"
+        )

@@ -1,0 +1,54 @@
+"""From feature maps to the first capsules."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from torchcaps.capsules import Capsules
+from torchcaps.ops import squash
+
+
+class PrimaryCaps(nn.Module):
+    """One convolution whose output channels are read as `types` kinds of `dim`-dimensional capsules at each position.
+
+    input    (B, in_channels, H, W)
+    returns  pose (B, I, dim), I = types · H' · W' ordered type first, then row, then column
+
+    routed=True is the form of the authors' code: the layer below counts as one capsule that routes itself to every
+    type alike, so the convolution is divided by the number of types (one more when leaky) and a bias added to each
+    type's sum.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        types: int,
+        dim: int,
+        kernel_size: int = 9,
+        stride: int = 2,
+        padding: int = 0,
+        *,
+        routed: bool = False,
+        leaky: bool = False,
+    ):
+        super().__init__()
+        self.types = types
+        self.dim = dim
+        self.conv = nn.Conv2d(in_channels, types * dim, kernel_size, stride, padding, bias=not routed)
+        self.bias = nn.Parameter(torch.full((types, dim, 1), 0.1)) if routed else None
+        self.scale = 1 / (types + leaky) if routed else 1.0
+
+    def forward(self, features: Tensor) -> Capsules:
+        maps = self.conv(features)
+        B, _, H, W = maps.shape
+        # A capsule is `dim` neighbouring channels at one position: split the channels first, then move them last.
+        # Reshaping (B, C, H, W) straight to (B, I, dim) would mix positions into the pose.
+        sums_BTDX = maps.reshape(B, self.types, self.dim, H * W)
+        if self.bias is not None:
+            sums_BTDX = sums_BTDX * self.scale + self.bias
+        pose_BIK = squash(sums_BTDX, dim=2).transpose(2, 3).reshape(B, self.types * H * W, self.dim)
+        return Capsules(pose_BIK)
+
+    def extra_repr(self) -> str:
+        return f"types={self.types}, dim={self.dim}, scale={self.scale:.4g}"

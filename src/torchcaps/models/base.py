@@ -1,0 +1,134 @@
+"""What every model that sees images has in common: what it takes, what it answers, how it is saved."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from huggingface_hub import PyTorchModelHubMixin
+from torch import Tensor, nn
+
+from torchcaps.errors import UserError
+
+
+class Output(NamedTuple):
+    """What a model answers for a batch of images; what it has not got is None.
+
+    lengths         (B, J)        how present each class is, in [0, 1]
+    poses           (B, J, D)     the class capsules
+    reconstruction  (B, C, H, W)  the image as the chosen capsules describe it
+    logits          (B, J)        of models that end in a softmax: lengths are its probabilities
+    """
+
+    lengths: Tensor
+    poses: Tensor | None = None
+    reconstruction: Tensor | None = None
+    logits: Tensor | None = None
+
+
+class ImageModel(
+    nn.Module,
+    PyTorchModelHubMixin,
+    library_name="torchcaps",
+    tags=["capsule-network", "image-classification"],
+):
+    """Base of the models. It carries all that is needed to use it on an image file.
+
+    image_shape  (C, H, W) of what forward takes: values 0 to 1, as `prepare` makes them from uint8
+    num_classes  J
+    class_names  one word a class; "0", "1", … by default
+    mean, std    per channel; applied inside the model, so that reconstructions are compared with images in [0, 1]
+    resize_to    (H, W) an image file is brought to before the centre H × W is cut out; by default image_shape itself
+    """
+
+    arguments: dict[str, Any]  # what the model was made with: enough to make it again
+    mean: Tensor | None
+    std: Tensor | None
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> ImageModel:
+        instance = super().__new__(cls)
+        bound = inspect.signature(cls.__init__).bind_partial(instance, *args, **kwargs)
+        bound.apply_defaults()
+        arguments = {name: value for name, value in bound.arguments.items() if name not in ("self", "about")}
+        object.__setattr__(instance, "arguments", {**arguments, **bound.arguments.get("about", {})})
+        return instance
+
+    def __init__(
+        self,
+        image_shape: Sequence[int],
+        num_classes: int,
+        *,
+        class_names: Sequence[str] | None = None,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        resize_to: Sequence[int] | None = None,
+    ):
+        super().__init__()
+        name = type(self).__name__
+        if len(image_shape) != 3 or min(image_shape) < 1:
+            raise UserError(f"{name}: image_shape must be (channels, height, width), got {tuple(image_shape)}")
+        if num_classes < 1:
+            raise UserError(f"{name}: num_classes must be at least 1, got {num_classes}")
+        self.image_shape: tuple[int, int, int] = tuple(image_shape)  # type: ignore[assignment]
+        self.num_classes = num_classes
+        self.class_names = tuple(class_names or (str(index) for index in range(num_classes)))
+        if len(self.class_names) != num_classes:
+            raise UserError(f"{name}: {len(self.class_names)} class names were given for {num_classes} classes")
+        self.resize_to = tuple(resize_to) if resize_to else self.image_shape[1:]
+        for label, values in (("mean", mean), ("std", std)):
+            if values is not None and len(values) != self.image_shape[0]:
+                raise UserError(f"{name}: {label} must have one value for each of {self.image_shape[0]} channels")
+        self.register_buffer("mean", _per_channel(mean), persistent=False)
+        self.register_buffer("std", _per_channel(std), persistent=False)
+
+    def normalise(self, images: Tensor) -> Tensor:
+        """Check a batch (B, C, H, W) of values in [0, 1] and bring it to the mean and std the model was trained with."""
+        if images.ndim != 4 or images.shape[1:] != self.image_shape:
+            raise ValueError(
+                f"{type(self).__name__}: expected images of shape (B, {', '.join(map(str, self.image_shape))}), "
+                f"got {tuple(images.shape)}"
+            )
+        if self.mean is not None:
+            images = images - self.mean
+        if self.std is not None:
+            images = images / self.std
+        return images
+
+    def prepare(self, images: Tensor) -> Tensor:
+        """uint8 (B, C, H', W') → float (B, C, H, W) in [0, 1], the centre cut out where the image is larger."""
+        _, H, W = self.image_shape
+        top, left = (images.shape[-2] - H) // 2, (images.shape[-1] - W) // 2
+        cut = images[..., top : top + H, left : left + W]
+        return cut.to(next(self.parameters()).device, torch.float32) / 255
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+    def parameter_count(self) -> int:
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    # The mixin's hooks, so that save_pretrained, from_pretrained and push_to_hub use the same files as save and load.
+    def _save_pretrained(self, save_directory: Path) -> None:
+        from torchcaps.models.files import write_model
+
+        write_model(self, Path(save_directory))
+
+    @classmethod
+    def _from_pretrained(cls, *, model_id: str, map_location: str = "cpu", **options: Any) -> ImageModel:
+        from torchcaps.models.files import load
+
+        model = load(model_id, device=map_location, hub={k: v for k, v in options.items() if k in _HUB_OPTIONS})
+        if not isinstance(model, cls):
+            raise UserError(f"{model_id} holds a {type(model).__name__}, not a {cls.__name__}: use torchcaps.load")
+        return model
+
+
+_HUB_OPTIONS = ("revision", "cache_dir", "force_download", "local_files_only", "token")
+
+
+def _per_channel(values: Sequence[float] | None) -> Tensor | None:
+    return None if values is None else torch.tensor(list(values)).view(-1, 1, 1)

@@ -1,0 +1,1 @@
+"""Networks without capsules, to compare with."""

@@ -1,0 +1,95 @@
+"""Plain convolutional networks: the paper's baseline, and one of the same size as the CapsNet it is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from torchcaps.errors import UserError
+from torchcaps.models.base import ImageModel, Output
+
+
+class CNN(ImageModel):
+    """Convolutions with ReLU, optionally a pooling after each, two dense layers with dropout, softmax.
+
+    channels  of each convolution
+    hidden    of the dense layers
+    pool      2×2 max pooling after each convolution (while the map is larger than 1)
+    """
+
+    def __init__(
+        self,
+        image_shape: Sequence[int] = (1, 28, 28),
+        num_classes: int = 10,
+        *,
+        channels: Sequence[int] = (256, 256, 128),
+        kernel: int = 5,
+        hidden: Sequence[int] = (328, 192),
+        pool: bool = False,
+        dropout: float = 0.5,
+        **about: Any,
+    ):
+        super().__init__(image_shape, num_classes, **about)
+        width, *sides = self.image_shape
+        layers: list[nn.Module] = []
+        for wider in channels:
+            layers += [nn.Conv2d(width, wider, kernel, padding=kernel // 2), nn.ReLU(inplace=True)]
+            width = wider
+            if pool and min(sides) > 1:
+                layers.append(nn.MaxPool2d(2))
+                sides = [side // 2 for side in sides]
+        layers.append(nn.Flatten())
+        width *= sides[0] * sides[1]
+        for wider in hidden:
+            layers += [nn.Linear(width, wider), nn.ReLU(inplace=True), nn.Dropout(dropout)]
+            width = wider
+        self.layers = nn.Sequential(*layers, nn.Linear(width, num_classes))
+
+    def forward(self, images: Tensor, targets: Tensor | None = None) -> Output:
+        """images (B, C, H, W) in [0, 1]; targets are accepted, and unused, so that all models are called alike."""
+        logits = self.layers(self.normalise(images)).float()
+        return Output(logits.softmax(-1), logits=logits)
+
+
+def baseline_cnn(image_shape: Sequence[int] = (1, 28, 28), num_classes: int = 10, **options: Any) -> CNN:
+    """The baseline of Sabour et al. 2017: 35.4 million parameters for 1×28×28 images."""
+    return CNN(image_shape, num_classes, **options)
+
+
+def matched_cnn(
+    image_shape: Sequence[int] = (1, 28, 28), num_classes: int = 10, *, parameters: int = 8_215_568, **options: Any
+) -> CNN:
+    """A pooled CNN with as many parameters as asked for, within 1 %: half in its convolutions, half in its dense layer.
+
+    parameters  by default the paper's CapsNet's; `create_model("capsnet", …).parameter_count()` tells another's
+    """
+    import torch
+
+    def build(width: int, hidden: int) -> CNN:
+        channels = (width, 2 * width, 4 * width)
+        settings = {"channels": channels, "kernel": 3, "hidden": (hidden,), "pool": True, **options}
+        return CNN(image_shape, num_classes, **settings)
+
+    def count(width: int, hidden: int) -> int:
+        with torch.device("meta"):
+            return build(width, hidden).parameter_count()
+
+    width = _largest(lambda width: count(width, 1) <= parameters / 2)
+    hidden = _largest(lambda hidden: count(width, hidden) <= parameters)
+    if abs(count(width, hidden) - parameters) > parameters / 100:
+        raise UserError(f"matched_cnn: no network of {parameters:,} parameters exists for images of {image_shape}")
+    return build(width, hidden)
+
+
+def _largest(holds: Any) -> int:
+    """The largest whole number, from 1 on, for which a condition holds that fails from some number on."""
+    high = 1
+    while holds(high * 2):
+        high *= 2
+    low, high = high, high * 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low

@@ -1,0 +1,131 @@
+"""CapsNet: Dynamic Routing Between Capsules (Sabour, Frosst & Hinton 2017)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from torchcaps.capsules import Capsules
+from torchcaps.errors import UserError
+from torchcaps.layers import ConvDecoder, Decoder, DenseCaps, PrimaryCaps, mask_capsules
+from torchcaps.models.base import ImageModel, Output
+
+LARGEST_DENSE_IMAGE = 4096  # values; beyond it the last layer of a dense decoder outgrows the rest of the network
+
+
+class CapsNet(ImageModel):
+    """A convolution, primary capsules, one capsule for each class, and a decoder that draws what a capsule saw.
+
+    channels, kernel                of the first convolution, stride 1, ReLU
+    types, dim, primary_kernel, stride   of the primary capsules
+    class_dim, routing, iterations  of the class capsules
+    variant  "paper": the text of the paper; "authors": their code, with biases inside routing, primary capsules divided
+             by their number of types, and truncated normal initialisation
+    leaky    one more place for each child's coupling to go, that no class gets
+    decoder  "dense" (the paper's), "conv", "none", or "auto": dense up to 4,096 values an image
+    """
+
+    def __init__(
+        self,
+        image_shape: Sequence[int] = (1, 28, 28),
+        num_classes: int = 10,
+        *,
+        channels: int = 256,
+        kernel: int = 9,
+        types: int = 32,
+        dim: int = 8,
+        primary_kernel: int = 9,
+        stride: int = 2,
+        padding: int = 0,
+        class_dim: int = 16,
+        routing: str = "dynamic",
+        iterations: int = 3,
+        variant: Literal["paper", "authors"] = "paper",
+        leaky: bool = False,
+        decoder: Literal["auto", "dense", "conv", "none"] = "auto",
+        hidden: Sequence[int] = (512, 1024),
+        **about: Any,
+    ):
+        super().__init__(image_shape, num_classes, **about)
+        if variant not in ("paper", "authors"):
+            raise UserError(f"capsnet: variant must be 'paper' or 'authors', got {variant!r}")
+        authors = variant == "authors"
+        colours, *sides = self.image_shape
+        self.grid = tuple((side + 4 * padding - kernel + 1 - primary_kernel) // stride + 1 for side in sides)
+        if min(sides) + 4 * padding - kernel + 1 < primary_kernel:
+            least = kernel + primary_kernel - 1 - 4 * padding
+            raise UserError(
+                f"capsnet: images of {sides[0]}×{sides[1]} are too small for a {kernel}×{kernel} convolution followed "
+                f"by primary capsules of {primary_kernel}×{primary_kernel}: they must be at least {least}×{least}. "
+                "Enlarge them (data.image_size) or use smaller kernels (model.kernel, model.primary_kernel)"
+            )
+        self.conv = nn.Conv2d(colours, channels, kernel, padding=padding)
+        self.primary = PrimaryCaps(
+            channels, types, dim, primary_kernel, stride, padding, routed=authors, leaky=authors and leaky
+        )
+        self.classes = DenseCaps(
+            types * self.grid[0] * self.grid[1],
+            dim,
+            num_classes,
+            class_dim,
+            routing=routing,
+            iterations=iterations,
+            bias=authors,
+            leaky=leaky,
+            std=0.1 if authors else None,
+        )
+        self.decoder = _make_decoder(decoder, num_classes, class_dim, self.image_shape, tuple(hidden))
+        if authors:
+            _initialise_as_authors(self)
+
+    def forward(self, images: Tensor, targets: Tensor | None = None) -> Output:
+        """images (B, C, H, W) in [0, 1]; targets choose what the decoder sees, without them the longest capsule does."""
+        parents = self.classes(self.children_of(images))
+        return Output(parents.activation, parents.pose, self.reconstruct(parents, targets))
+
+    def children_of(self, images: Tensor) -> Capsules:
+        """The primary capsules (B, I, K); I counts types, then rows, then columns of `grid`."""
+        return self.primary(functional.relu(self.conv(self.normalise(images))))
+
+    def reconstruct(self, capsules: Capsules | Tensor, targets: Tensor | None = None) -> Tensor | None:
+        """The image (B, C, H, W) that the chosen class capsules (B, J, D) describe."""
+        return None if self.decoder is None else self.decoder(mask_capsules(capsules, targets))
+
+
+def capsnet(image_shape: Sequence[int] = (1, 28, 28), num_classes: int = 10, **options: Any) -> CapsNet:
+    """The paper's network: 8,215,568 parameters for 1×28×28 images and 10 classes."""
+    return CapsNet(image_shape, num_classes, **options)
+
+
+def capsnet_small(image_shape: Sequence[int] = (1, 28, 28), num_classes: int = 10, **options: Any) -> CapsNet:
+    """A CapsNet that trains in a minute on a CPU: smaller kernels, fewer channels and types."""
+    small = {"channels": 32, "kernel": 5, "types": 8, "primary_kernel": 5, "hidden": (128, 256)}
+    return CapsNet(image_shape, num_classes, **{**small, **options})
+
+
+def _make_decoder(
+    kind: str, num_classes: int, dim: int, image_shape: tuple[int, int, int], hidden: tuple[int, ...]
+) -> Decoder | ConvDecoder | None:
+    if kind == "auto":
+        kind = "dense" if torch.Size(image_shape).numel() <= LARGEST_DENSE_IMAGE else "conv"
+    if kind == "dense":
+        return Decoder(num_classes, dim, image_shape, hidden)
+    if kind == "conv":
+        return ConvDecoder(num_classes, dim, image_shape)
+    if kind == "none":
+        return None
+    raise UserError(f"capsnet: decoder must be 'auto', 'dense', 'conv' or 'none', got {kind!r}")
+
+
+def _initialise_as_authors(model: CapsNet) -> None:
+    """Truncated normal weights of 0.1 (the first convolution 0.05) and biases of 0.1 throughout."""
+    for module in model.modules():
+        if isinstance(module, (nn.Conv2d, nn.Linear)):
+            std = 0.05 if module is model.conv else 0.1
+            nn.init.trunc_normal_(module.weight, std=std, a=-2 * std, b=2 * std)
+            if module.bias is not None:
+                nn.init.constant_(module.bias, 0.1)

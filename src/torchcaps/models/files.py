@@ -1,0 +1,141 @@
+"""Models on disk: a folder with config.json and model.safetensors, or the latter alone, which carries the config too."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from torchcaps._version import __version__
+from torchcaps.errors import UserError, did_you_mean
+from torchcaps.models.base import ImageModel
+from torchcaps.models.registry import CLASSES
+
+WEIGHTS = "model.safetensors"
+FORMAT = "1"
+
+
+def save(model: ImageModel, folder: str | os.PathLike[str]) -> Path:
+    """Write a model to a folder; `load` needs nothing else to use it again."""
+    path = Path(folder)
+    if path.exists() and not path.is_dir():
+        raise UserError(f"cannot save a model to {path}: that is a file, give a folder")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        return write_model(model, path)
+    except OSError as error:
+        raise UserError(f"cannot save a model to {path}: {error.strerror or error}") from error
+
+
+def load(
+    name_or_path: str | os.PathLike[str],
+    device: str | torch.device = "cpu",
+    *,
+    hub: dict[str, Any] | None = None,
+) -> ImageModel:
+    """A saved model: a name of `shipped_models()`, a run folder, a model folder, a .safetensors file, or a hub id."""
+    model = _read(_find(os.fspath(name_or_path), hub or {}))
+    return model.to(device).eval()
+
+
+def shipped_models() -> list[str]:
+    """The trained models that come with the package."""
+    return sorted(entry.name for entry in _shelf().iterdir() if (entry / WEIGHTS).is_file())
+
+
+def write_model(model: ImageModel, folder: Path) -> Path:
+    """config.json and model.safetensors, each written aside and moved into place, so that neither is ever half there."""
+    config = describe(model)
+    text = json.dumps(config, indent=2, ensure_ascii=False)
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    for name, write in (
+        (WEIGHTS, lambda path: save_file(tensors, path, {"format": "pt", "torchcaps": json.dumps(config)})),
+        ("config.json", lambda path: path.write_text(text + "\n", encoding="utf-8")),
+    ):
+        aside = folder / f".{name}.{os.getpid()}"
+        try:
+            write(aside)
+            os.replace(aside, folder / name)
+        finally:
+            aside.unlink(missing_ok=True)
+    return folder
+
+
+def describe(model: ImageModel) -> dict[str, Any]:
+    """All that is needed to make the model again and to feed it: architecture, arguments, preprocessing, classes."""
+    return {
+        "format": FORMAT,
+        "torchcaps_version": __version__,
+        "architecture": type(model).__name__,
+        "arguments": {**model.arguments, "class_names": list(model.class_names)},
+        "preprocessing": {"image_shape": model.image_shape, "resize_to": model.resize_to, "scale": 1 / 255},
+        "parameters": model.parameter_count(),
+    }
+
+
+def _find(name: str, hub: dict[str, Any]) -> Path:
+    """The weights file that a name or path stands for."""
+    path = Path(name)
+    for candidate in (path, path / WEIGHTS, path / "model" / WEIGHTS):
+        if candidate.is_file():
+            return candidate
+    if path.is_dir():
+        unfinished = (path / "recipe.yaml").is_file()
+        raise UserError(
+            f"{path} is a run that has not finished: finish it with `torchcaps train --resume {path}`"
+            if unfinished
+            else f"{path} is not a saved model: it holds no {WEIGHTS}"
+        )
+    if (_shelf() / name / WEIGHTS).is_file():
+        return _shelf() / name / WEIGHTS
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", name) and not path.parent.is_dir():
+        return _from_hub(name, hub)
+    known = shipped_models()
+    hint = did_you_mean(name, known) if known else "give a run folder or a .safetensors file"
+    raise UserError(f"no model {name!r}: it is neither a file, a folder nor a shipped model; {hint}")
+
+
+def _from_hub(name: str, options: dict[str, Any]) -> Path:
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+    try:
+        return Path(hf_hub_download(name, WEIGHTS, **options))
+    except (RepositoryNotFoundError, LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+        raise UserError(
+            f"no model {name!r}: there is no such folder here, and the hub gave none ({type(error).__name__}); "
+            "check the name, or the network"
+        ) from error
+
+
+def _read(path: Path) -> ImageModel:
+    try:
+        with safe_open(path, framework="pt") as file:
+            config = json.loads((file.metadata() or {}).get("torchcaps", "null"))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read as a model: {error}") from error
+    if not isinstance(config, dict) or "architecture" not in config:
+        raise UserError(f"{path} was not saved by torchcaps: it does not say which model it holds")
+    if config.get("format") != FORMAT:
+        raise UserError(f"{path} has format {config.get('format')!r}, this version reads {FORMAT!r}: upgrade torchcaps")
+    kind = CLASSES.get(config["architecture"])
+    if kind is None:
+        raise UserError(f"{path} holds a {config['architecture']!r}: this version of torchcaps has no such model")
+    model = kind(**config["arguments"])
+    try:
+        model.load_state_dict({name: tensor.float() for name, tensor in tensors.items()})
+    except RuntimeError as error:
+        raise UserError(f"{path} does not fit the model it describes: {str(error).splitlines()[-1].strip()}") from error
+    return model
+
+
+def _shelf() -> Path:
+    return Path(str(resources.files("torchcaps"))) / "weights"

@@ -1,0 +1,39 @@
+"""Models by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torchcaps.errors import UserError, did_you_mean
+from torchcaps.models.base import ImageModel
+from torchcaps.models.baselines.cnn import CNN, baseline_cnn, matched_cnn
+from torchcaps.models.capsnet import CapsNet, capsnet, capsnet_small
+
+MODELS: dict[str, Callable[..., ImageModel]] = {
+    "capsnet": capsnet,
+    "capsnet_small": capsnet_small,
+    "baseline_cnn": baseline_cnn,
+    "matched_cnn": matched_cnn,
+}
+CLASSES: dict[str, type[ImageModel]] = {"CapsNet": CapsNet, "CNN": CNN}  # what a saved model's config may name
+
+
+def create_model(name: str, **options: Any) -> ImageModel:
+    """A new model by name; the options are those of its function in `torchcaps.models`.
+
+    create_model("capsnet", image_shape=(1, 28, 28), num_classes=10)
+    """
+    if name not in MODELS:
+        raise UserError(f"there is no model called {name!r}: {did_you_mean(name, MODELS)}")
+    try:
+        return MODELS[name](**options)
+    except TypeError as error:
+        if "unexpected keyword argument" not in str(error):
+            raise
+        raise UserError(f"model {name}: {str(error).split('__init__() ')[-1]}") from error
+
+
+def list_models() -> list[str]:
+    """The names that create_model knows."""
+    return sorted(MODELS)

@@ -1,0 +1,216 @@
+"""Dynamic routing as matrix products in which votes never exist; any device, hand-written backward.
+
+README.md beside this file derives it. Two facts carry it. Votes do not change between iterations, so the logits before
+an iteration are û·V with V the sum of the parents found so far; and û = Wu is linear, so
+
+    û·V   = u · (Wᵀ V)       `project`: one matrix product per parent, then a dot product over K
+    Σ c û = (c∘u) W          `gather`:  one matrix product per parent
+
+Children are taken in chunks and the batch in blocks, so scratch memory is a constant whatever B, I, J and D are.
+Inside, parents are ordered J B D and children B K I: with I innermost the sums over K and the softmax over J run along
+contiguous memory, with J outermost every product is a batched one. X stands for K and I taken together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from torchcaps.ops.squash import at_least_float32, squash, squash_backward
+
+BLOCK = 64  # examples routed together
+SCRATCH = {"cpu": 2**19}  # elements of one J·B·K·I chunk: what stays in a core's cache
+SCRATCH_ELSEWHERE = 2**24  # what fills an accelerator
+
+
+def dynamic_routing(
+    u_BIK: Tensor, weight_IJDK: Tensor, iterations: int, bias_JD: Tensor | None, leaky: bool, couplings: bool = True
+) -> tuple[Tensor, Tensor]:
+    """The same function as reference.dynamic_routing, without its memory; couplings=False leaves them empty."""
+    dtype = torch.promote_types(u_BIK.dtype, weight_IJDK.dtype)
+    wide = torch.promote_types(dtype, torch.float32)
+    if bias_JD is None:
+        bias_JD = u_BIK.new_zeros(weight_IJDK.shape[1:3], dtype=wide)
+    with torch.autocast(u_BIK.device.type, enabled=False):
+        poses_BJD, couplings_BIJ = _Routing.apply(
+            u_BIK.to(wide), weight_IJDK.to(wide), at_least_float32(bias_JD).to(wide), iterations, leaky, couplings
+        )
+    return poses_BJD.to(dtype), couplings_BIJ.to(dtype)
+
+
+class _Routing(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, u_BIK: Tensor, weight_IJDK: Tensor, bias_JD: Tensor, iterations: int, leaky: bool, couplings: bool
+    ) -> tuple[Tensor, Tensor]:
+        poses_BJD, couplings_BIJ, sums_RJBD = _forward(u_BIK, weight_IJDK, bias_JD, iterations, leaky, couplings)
+        ctx.save_for_backward(u_BIK, weight_IJDK, sums_RJBD)
+        ctx.leaky = leaky
+        ctx.set_materialize_grads(False)
+        return poses_BJD, couplings_BIJ
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_BJD: Tensor | None, grad_BIJ: Tensor | None) -> tuple[Tensor | None, ...]:
+        u_BIK, weight_IJDK, sums_RJBD = ctx.saved_tensors
+        if grad_BJD is None:  # only the couplings were used
+            grad_BJD = torch.zeros_like(sums_RJBD[0].transpose(0, 1))
+        gradients = _backward(grad_BJD, grad_BIJ, u_BIK, weight_IJDK, sums_RJBD, ctx.leaky)
+        return *gradients, None, None, None
+
+
+def _forward(
+    u_BIK: Tensor, weight_IJDK: Tensor, bias_JD: Tensor, iterations: int, leaky: bool, couplings: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Poses (B, J, D), couplings of the last iteration (B, I, J) and, for the backward, s of each iteration (R, J, B, D)."""
+    B, I, _ = u_BIK.shape
+    J, D = bias_JD.shape
+    chunks = _chunks(u_BIK, J, BLOCK)
+    weights_JDX = [_lay_out(weight_IJDK[chunk]) for chunk in chunks]
+    poses_BJD = u_BIK.new_empty(B, J, D)
+    couplings_BIJ = u_BIK.new_full((B, I, J) if couplings else (0,), 1 / (J + leaky))
+    sums_RJBD = u_BIK.new_empty(iterations, J, B, D)
+    for block in _blocks(B):
+        children_BKI = [u_BIK[block, chunk].transpose(1, 2).contiguous() for chunk in chunks]
+        for t in range(iterations):
+            s_JBD = sums_RJBD[t, :, block]
+            s_JBD.copy_(bias_JD[:, None])
+            if t == 0:
+                # Every logit is zero, every coupling the same: one plain matrix product.
+                for u_BKI, w_JDX in zip(children_BKI, weights_JDX):
+                    s_JBD.add_(_sum_all(u_BKI, w_JDX), alpha=1 / (J + leaky))
+                agreed_JBD = squash(s_JBD)
+                continue
+            for chunk, u_BKI, w_JDX in zip(chunks, children_BKI, weights_JDX):
+                c_JBI = _couple(_dot(_project(agreed_JBD, w_JDX), u_BKI), leaky)
+                _gather(c_JBI, u_BKI, w_JDX, s_JBD)
+                if couplings and t == iterations - 1:
+                    couplings_BIJ[block, chunk] = c_JBI.permute(1, 2, 0)
+            agreed_JBD += squash(s_JBD)
+        poses_BJD[block] = squash(sums_RJBD[-1, :, block]).transpose(0, 1)
+    return poses_BJD, couplings_BIJ, sums_RJBD
+
+
+def _backward(
+    grad_BJD: Tensor,
+    grad_couplings_BIJ: Tensor | None,
+    u_BIK: Tensor,
+    weight_IJDK: Tensor,
+    sums_RJBD: Tensor,
+    leaky: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of u (B, I, K), weight (I, J, D, K) and bias (J, D).
+
+    Iteration t contributes to the votes' gradient twice: c_t ⊗ ds_t through the sum, and dlogits_t ⊗ V_t through the
+    logits. The reduction passes walk t down to 2 to find every ds_t; then one pass recomputes c_t and dlogits_t chunk
+    by chunk from the 2R−1 vectors (ds_1, V_2, ds_2, …, V_R, ds_R) and contracts them with u and W.
+    """
+    R, J, _, D = sums_RJBD.shape
+    B, _, K = u_BIK.shape
+    uniform = 1 / (J + leaky)
+    chunks = _chunks(u_BIK, J, BLOCK)
+    weights_JDX = [_lay_out(weight_IJDK[chunk]) for chunk in chunks]
+    du_BIK = torch.empty_like(u_BIK)
+    dweight_IJDK = torch.zeros_like(weight_IJDK)
+    dbias_JD = weight_IJDK.new_zeros(J, D)
+    for block in _blocks(B):
+        children_BKI = [u_BIK[block, chunk].transpose(1, 2).contiguous() for chunk in chunks]
+        sums = sums_RJBD[:, :, block]
+        agreed = squash(sums).cumsum(0)  # agreed[t-1] is V before iteration t
+        grad_JBD = grad_BJD[block].transpose(0, 1).contiguous()
+        grad_agreed = torch.zeros_like(grad_JBD)
+        vectors = []  # from the last iteration to the first
+        for t in range(R - 1, 0, -1):
+            pair = torch.stack([agreed[t - 1], squash_backward(sums[t], grad_JBD)], dim=1)
+            vectors.append(pair)
+            for chunk, u_BKI, w_JDX in zip(chunks, children_BKI, weights_JDX):
+                dots = _dot(_project(pair, w_JDX), u_BKI)
+                if grad_couplings_BIJ is not None and t == R - 1:
+                    dots[:, 1] += grad_couplings_BIJ[block, chunk].permute(2, 0, 1)
+                _, dlogits_JBI = _couple_backward(dots, leaky)
+                _gather(dlogits_JBI, u_BKI, w_JDX, grad_agreed)
+            grad_JBD = grad_agreed  # V is the sum of the parents found so far: each of them gets its gradient
+        ds1_JBD = squash_backward(sums[0], grad_JBD)
+        dbias_JD += ds1_JBD.sum(1) + sum(pair[:, 1].sum(1) for pair in vectors)
+        for chunk, u_BKI, w_JDX in zip(chunks, children_BKI, weights_JDX):
+            b, _, i = u_BKI.shape
+            du_BX = torch.einsum("jbd,jdx->bx", ds1_JBD, w_JDX) * uniform
+            dw_JDX = torch.einsum("jbd,bx->jdx", ds1_JBD, u_BKI.flatten(1)) * uniform
+            for t, pair in enumerate(vectors):
+                wide_J2BX = _project(pair, w_JDX)
+                dots = _dot(wide_J2BX, u_BKI)
+                if grad_couplings_BIJ is not None and t == 0:
+                    dots[:, 1] += grad_couplings_BIJ[block, chunk].permute(2, 0, 1)
+                c_JBI, dlogits_JBI = _couple_backward(dots, leaky)
+                shares = torch.stack([dlogits_JBI, c_JBI], dim=1)[:, :, :, None]
+                wide = wide_J2BX.view(J, 2, b, K, i)
+                du_BX += (wide * shares).sum((0, 1)).flatten(1)
+                torch.mul(shares, u_BKI, out=wide)
+                dw_JDX.baddbmm_(pair.flatten(1, 2).transpose(1, 2), wide.view(J, 2 * b, K * i))
+            du_BIK[block, chunk] = du_BX.view(b, K, i).transpose(1, 2)
+            dweight_IJDK[chunk] += dw_JDX.view(J, D, K, i).permute(3, 0, 1, 2)
+    return du_BIK, dweight_IJDK, dbias_JD
+
+
+def _project(parents_JBD: Tensor, w_JDX: Tensor) -> Tensor:
+    """Wᵀ V, what each parent looks like from each child: (J, B, D) or (J, 2, B, D) → (J, B, X) or (J, 2, B, X)."""
+    flat = torch.bmm(parents_JBD.flatten(1, -2), w_JDX)
+    return flat.view(*parents_JBD.shape[:-1], -1)
+
+
+def _dot(wide_JBX: Tensor, u_BKI: Tensor) -> Tensor:
+    """The agreement of each child with each parent: sum over K of Wᵀ V times u, (J, B, X) → (J, B, I)."""
+    wide = wide_JBX.view(*wide_JBX.shape[:-1], *u_BKI.shape[1:])
+    agreement = wide.select(-2, 0) * u_BKI[:, 0]
+    for k in range(1, u_BKI.shape[1]):
+        agreement.addcmul_(wide.select(-2, k), u_BKI[:, k])
+    return agreement
+
+
+def _couple(logits_JBI: Tensor, leaky: bool) -> Tensor:
+    """Softmax over parents, J; leaky: with one more logit, zero, that is dropped afterwards."""
+    if not leaky:
+        return logits_JBI.softmax(0)
+    orphans = logits_JBI.new_zeros(1, *logits_JBI.shape[1:])
+    return torch.cat([logits_JBI, orphans]).softmax(0)[:-1]
+
+
+def _couple_backward(dots: Tensor, leaky: bool) -> tuple[Tensor, Tensor]:
+    """From û·V and û·ds (J, 2, B, I): the couplings again, and the gradient of the logits."""
+    c_JBI = _couple(dots[:, 0], leaky)
+    weighted = c_JBI * dots[:, 1]
+    return c_JBI, weighted.addcmul_(c_JBI, weighted.sum(0), value=-1)
+
+
+def _gather(c_JBI: Tensor, u_BKI: Tensor, w_JDX: Tensor, into_JBD: Tensor) -> None:
+    """Add Σ_i c û to each parent."""
+    scaled_JBX = (c_JBI[:, :, None] * u_BKI).flatten(2)
+    into_JBD.baddbmm_(scaled_JBX, w_JDX.transpose(1, 2))
+
+
+def _sum_all(u_BKI: Tensor, w_JDX: Tensor) -> Tensor:
+    """Σ_i û, every coupling one: (J, B, D)."""
+    J, D, X = w_JDX.shape
+    return (u_BKI.flatten(1) @ w_JDX.view(J * D, X).T).view(-1, J, D).transpose(0, 1)
+
+
+def _lay_out(weight_IJDK: Tensor) -> Tensor:
+    """(I, J, D, K) → (J, D, X) with I innermost in X."""
+    I, J, D, K = weight_IJDK.shape
+    return weight_IJDK.permute(1, 2, 3, 0).reshape(J, D, K * I)
+
+
+def _blocks(B: int) -> Iterator[slice]:
+    return (slice(start, min(start + BLOCK, B)) for start in range(0, B, BLOCK))
+
+
+def _chunks(u_BIK: Tensor, J: int, block: int) -> list[slice]:
+    """Slices of the children whose J·B·K·I fits the scratch memory."""
+    B, I, K = u_BIK.shape
+    room = SCRATCH.get(u_BIK.device.type, SCRATCH_ELSEWHERE)
+    size = max(16, room // max(1, J * min(B, block) * K))
+    return [slice(start, min(start + size, I)) for start in range(0, I, size)]

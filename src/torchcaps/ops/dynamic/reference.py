@@ -1,0 +1,48 @@
+"""Routing by agreement as Procedure 1 of Sabour, Frosst & Hinton (2017) has it: the yardstick for every faster path."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torchcaps.ops.squash import at_least_float32, squash
+
+
+def dynamic_routing(
+    u_BIK: Tensor, weight_IJDK: Tensor, iterations: int, bias_JD: Tensor | None, leaky: bool
+) -> tuple[Tensor, Tensor]:
+    """Children vote for parents and route themselves to those that agree.
+
+    u_BIK        (B, I, K)     the children's poses
+    weight_IJDK  (I, J, D, K)  one D×K matrix for each child and parent
+    returns      (B, J, D) the parents' poses, (B, I, J) the couplings of the last iteration
+    """
+    votes_BIJD = torch.einsum("ijdk,bik->bijd", at_least_float32(weight_IJDK), at_least_float32(u_BIK))
+    poses_BJD, couplings_BIJ = route_votes(votes_BIJD, iterations, bias_JD, leaky)
+    dtype = torch.promote_types(u_BIK.dtype, weight_IJDK.dtype)
+    return poses_BJD.to(dtype), couplings_BIJ.to(dtype)
+
+
+def route_votes(votes_BIJD: Tensor, iterations: int, bias_JD: Tensor | None, leaky: bool) -> tuple[Tensor, Tensor]:
+    """Procedure 1, on votes that are already there. Gradients flow through every iteration.
+
+    votes_BIJD  (B, I, J, D)  what child i predicts for parent j
+    returns     (B, J, D) the parents' poses, (B, I, J) the couplings of the last iteration
+    """
+    dtype = votes_BIJD.dtype
+    votes_BIJD = at_least_float32(votes_BIJD)
+    bias_JD = votes_BIJD.new_zeros(()) if bias_JD is None else at_least_float32(bias_JD)
+    logits_BIJ = torch.zeros_like(votes_BIJD[..., 0])
+    for iteration in range(iterations):
+        couplings_BIJ = couple(logits_BIJ, leaky)
+        poses_BJD = squash(torch.einsum("bij,bijd->bjd", couplings_BIJ, votes_BIJD) + bias_JD)
+        if iteration < iterations - 1:
+            logits_BIJ = logits_BIJ + torch.einsum("bijd,bjd->bij", votes_BIJD, poses_BJD)
+    return poses_BJD.to(dtype), couplings_BIJ.to(dtype)
+
+
+def couple(logits_BIJ: Tensor, leaky: bool) -> Tensor:
+    """Softmax over parents (Eq. 3). Leaky: one more logit, fixed at zero, takes in the children that fit no parent."""
+    if not leaky:
+        return logits_BIJ.softmax(dim=-1)
+    return torch.nn.functional.pad(logits_BIJ, (1, 0)).softmax(dim=-1)[..., 1:]

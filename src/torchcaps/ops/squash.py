@@ -1,0 +1,47 @@
+"""The squashing function: direction kept, length brought into [0, 1)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+# Lengths are taken of x/256: the sum of up to 65,536 squares then never overflows where one square does not.
+# What underflows instead is so short that its squash rounds to zero anyway.
+_RANGE = 256.0
+
+
+def squash(x: Tensor, dim: int = -1) -> Tensor:
+    """Shrink each vector to length |x|²/(1+|x|²), keeping its direction (Eq. 1); zero stays zero, with zero gradient.
+
+    x        (..., D, ...)  D at dim
+    returns  the same shape and dtype; bf16 and fp16 are computed in float32
+    """
+    wide = at_least_float32(x)
+    near, far = _sine_cosine(wide, dim)[1:]
+    return (wide * (near * far)).to(x.dtype)
+
+
+def squash_backward(x: Tensor, grad: Tensor, dim: int = -1) -> Tensor:
+    """The gradient of a loss at x, from its gradient at squash(x).
+
+    With |x| = tan φ the squash scales x by f = sin φ cos φ, and its Jacobian is f·(1 + cos 2φ · e eᵀ), e = x/|x|.
+
+    x, grad  (..., D, ...)  D at dim
+    returns  the same shape
+    """
+    norm, near, far = _sine_cosine(x, dim)
+    direction = x / norm.clamp_min(torch.finfo(x.dtype).tiny)
+    along = (direction * grad).sum(dim, keepdim=True)
+    return (near * far) * (grad + (near * near - far * far) * along * direction)
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """x in the precision sums and exponentials are taken in: float32, or float64 if it is float64 already."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _sine_cosine(x: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:
+    """|x|, 1/√(1+|x|²) and |x|/√(1+|x|²), with D kept as 1: no square of |x| is ever formed."""
+    norm = torch.linalg.vector_norm(x / _RANGE, dim=dim, keepdim=True) * _RANGE
+    hypotenuse = torch.hypot(norm, torch.ones_like(norm))
+    return norm, 1 / hypotenuse, norm / hypotenuse
