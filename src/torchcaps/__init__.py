@@ -1,1 +1,55 @@
 """Capsule networks for PyTorch at the speed of a CNN."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from torchcaps._version import __version__
+
+if TYPE_CHECKING:
+    from torchcaps import explain, layers, losses, models, ops
+    from torchcaps.capsules import Capsules
+    from torchcaps.errors import UserError
+    from torchcaps.models import create_model, list_models, load, save
+    from torchcaps.train.fit import fit
+
+# Loaded when first used, so that `import torchcaps` costs little more than `import torch`.
+_HOMES = {
+    "Capsules": "torchcaps.capsules",
+    "UserError": "torchcaps.errors",
+    "create_model": "torchcaps.models",
+    "list_models": "torchcaps.models",
+    "load": "torchcaps.models",
+    "save": "torchcaps.models",
+    "fit": "torchcaps.train.fit",
+}
+_ROOMS = ("explain", "layers", "losses", "models", "ops")
+
+__all__ = [
+    "Capsules",
+    "UserError",
+    "__version__",
+    "create_model",
+    "explain",
+    "fit",
+    "layers",
+    "list_models",
+    "load",
+    "losses",
+    "models",
+    "ops",
+    "save",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return importlib.import_module(f"torchcaps.{name}")
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'torchcaps' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

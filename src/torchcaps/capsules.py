@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+PRESENT = 0.5  # where an image may hold any number of classes, one counts as found from this length on
+
 
 class Capsules:
     """A layer's capsules: what each one saw (pose) and how sure it is (activation).

@@ -16,6 +16,7 @@ def margin_loss(
     targets  (B,) class ids, or (B, J) multi-hot for several classes at once
     returns  (B,)
     """
+    check_batch("margin_loss", lengths, targets)
     there = multi_hot(targets, lengths.shape[-1]).to(lengths.dtype)
     too_short = functional.relu(present - lengths).square()
     too_long = functional.relu(lengths - absent).square()
@@ -28,6 +29,8 @@ def reconstruction_loss(reconstruction: Tensor, images: Tensor) -> Tensor:
     reconstruction, images  (B, C, H, W)
     returns                 (B,)
     """
+    if reconstruction.shape != images.shape:
+        raise ValueError(f"reconstruction_loss: shapes differ, {tuple(reconstruction.shape)} and {tuple(images.shape)}")
     return (reconstruction - images).square().flatten(1).sum(-1)
 
 
@@ -54,6 +57,11 @@ def combine(terms: dict[str, Tensor], weights: dict[str, float], example_weights
     if not isinstance(total, Tensor):
         raise ValueError(f"every loss weight is zero: {weights}")
     return (total if example_weights is None else total * example_weights).mean()
+
+
+def check_batch(name: str, values: Tensor, targets: Tensor) -> None:
+    if len(values) != len(targets):  # one target would silently be taken for every example
+        raise ValueError(f"{name}: {len(values)} examples, but {len(targets)} targets")
 
 
 def multi_hot(targets: Tensor, classes: int) -> Tensor:

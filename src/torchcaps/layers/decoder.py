@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from torchcaps.capsules import Capsules, as_capsules
-from torchcaps.losses import multi_hot
+from torchcaps.losses import check_batch, multi_hot
 from torchcaps.ops.squash import at_least_float32
 
 
@@ -24,6 +25,7 @@ def mask_capsules(capsules: Capsules | Tensor, targets: Tensor | None = None) ->
     J = capsules.pose.shape[1]
     if targets is None:
         targets = capsules.activation.argmax(-1)
+    check_batch("mask_capsules", capsules.pose, targets)
     return capsules.pose * multi_hot(targets, J).to(capsules.pose)[..., None]
 
 
@@ -41,7 +43,7 @@ class Decoder(nn.Module):
         self.image_shape = tuple(image_shape)
         widths = [capsules * dim, *hidden]
         layers: list[nn.Module] = []
-        for width, wider in zip(widths, widths[1:]):
+        for width, wider in itertools.pairwise(widths):
             layers += [nn.Linear(width, wider), nn.ReLU(inplace=True)]
         self.layers = nn.Sequential(*layers, nn.Linear(widths[-1], math.prod(image_shape)))
 
@@ -68,7 +70,7 @@ class ConvDecoder(nn.Module):
         self.width = width
         self.spread = nn.Linear(capsules * dim, width * self.start[0] * self.start[1])
         widths = [max(16, width >> step) for step in range(doublings + 1)]
-        self.convs = nn.ModuleList(nn.Conv2d(a, b, 3, padding=1) for a, b in zip(widths, widths[1:]))
+        self.convs = nn.ModuleList(nn.Conv2d(a, b, 3, padding=1) for a, b in itertools.pairwise(widths))
         self.pixels = nn.Conv2d(widths[-1], channels, 3, padding=1)
 
     def forward(self, masked_BJD: Tensor) -> Tensor:

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules, as_capsules
-from torchcaps.errors import did_you_mean
+from torchcaps.errors import UserError, did_you_mean
 from torchcaps.ops import dynamic_routing
 
 
 class Routing(Protocol):
-    """What `DenseCaps` expects of a routing: the arguments and results of `ops.dynamic_routing`, always with couplings."""
+    """What `DenseCaps` expects of a routing: children and weight in, parents and (when asked for) couplings out."""
 
     def __call__(
         self, u: Tensor, weight: Tensor, iterations: int, bias: Tensor | None, leaky: bool, couplings: bool
@@ -67,17 +67,17 @@ class DenseCaps(nn.Module):
     ):
         super().__init__()
         if routing not in ROUTINGS:
-            raise ValueError(f"DenseCaps: no routing is called {routing!r}: {did_you_mean(routing, ROUTINGS)}")
+            raise UserError(f"DenseCaps: no routing is called {routing!r}: {did_you_mean(routing, ROUTINGS)}")
         if iterations < 1:
-            raise ValueError(f"DenseCaps: iterations must be at least 1, got {iterations}")
+            raise UserError(f"DenseCaps: iterations must be at least 1, got {iterations}")
         if min(in_capsules, in_dim, out_capsules, out_dim) < 1:
-            raise ValueError(f"DenseCaps: sizes must be positive: {in_capsules}×{in_dim} → {out_capsules}×{out_dim}")
+            raise UserError(f"DenseCaps: sizes must be positive: {in_capsules}×{in_dim} → {out_capsules}×{out_dim}")
         self.in_capsules, self.in_dim = in_capsules, in_dim
         self.out_capsules, self.out_dim = out_capsules, out_dim
         self.routing, self.iterations, self.leaky = routing, iterations, leaky
         if std is None:
             # With couplings 1/J, children of length a half and random matrices, |s| = std · √(I·D) / (2J): ask for 1.
-            std = min(1.0, 2 * out_capsules / math.sqrt(in_capsules * out_dim))
+            std = 2 * out_capsules / math.sqrt(in_capsules * out_dim)
         self.weight = nn.Parameter(torch.empty(in_capsules, out_capsules, out_dim, in_dim))
         nn.init.trunc_normal_(self.weight, std=std, a=-2 * std, b=2 * std)
         self.bias = nn.Parameter(torch.full((out_capsules, out_dim), 0.1)) if bias else None

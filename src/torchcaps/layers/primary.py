@@ -40,6 +40,7 @@ class PrimaryCaps(nn.Module):
         self.scale = 1 / (types + leaky) if routed else 1.0
 
     def forward(self, features: Tensor) -> Capsules:
+        self._check(features)
         maps = self.conv(features)
         B, _, H, W = maps.shape
         # A capsule is `dim` neighbouring channels at one position: split the channels first, then move them last.
@@ -49,6 +50,15 @@ class PrimaryCaps(nn.Module):
             sums_BTDX = sums_BTDX * self.scale + self.bias
         pose_BIK = squash(sums_BTDX, dim=2).transpose(2, 3).reshape(B, self.types * H * W, self.dim)
         return Capsules(pose_BIK)
+
+    def _check(self, features: Tensor) -> None:
+        channels, kernel, padding = self.conv.in_channels, self.conv.kernel_size[0], int(self.conv.padding[0])
+        if features.ndim != 4 or features.shape[1] != channels or min(features.shape[2:]) + 2 * padding < kernel:
+            least = max(1, kernel - 2 * padding)
+            raise ValueError(
+                f"PrimaryCaps: expected maps of shape (B, {channels}, H, W) of at least {least}×{least}, "
+                f"got {tuple(features.shape)}"
+            )
 
     def extra_repr(self) -> str:
         return f"types={self.types}, dim={self.dim}, scale={self.scale:.4g}"

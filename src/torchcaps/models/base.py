@@ -81,11 +81,12 @@ class ImageModel(
         for label, values in (("mean", mean), ("std", std)):
             if values is not None and len(values) != self.image_shape[0]:
                 raise UserError(f"{name}: {label} must have one value for each of {self.image_shape[0]} channels")
+        self.trained_by: dict[str, Any] = {}  # recipe name, seed and data of the run that trained it, for `eval`
         self.register_buffer("mean", _per_channel(mean), persistent=False)
         self.register_buffer("std", _per_channel(std), persistent=False)
 
     def normalise(self, images: Tensor) -> Tensor:
-        """Check a batch (B, C, H, W) of values in [0, 1] and bring it to the mean and std the model was trained with."""
+        """Check a batch (B, C, H, W) of values in [0, 1]; bring it to the mean and std the model was trained with."""
         if images.ndim != 4 or images.shape[1:] != self.image_shape:
             raise ValueError(
                 f"{type(self).__name__}: expected images of shape (B, {', '.join(map(str, self.image_shape))}), "
@@ -98,11 +99,17 @@ class ImageModel(
         return images
 
     def prepare(self, images: Tensor) -> Tensor:
-        """uint8 (B, C, H', W') → float (B, C, H, W) in [0, 1], the centre cut out where the image is larger."""
-        _, H, W = self.image_shape
+        """uint8, or float in [0, 1], (B, C, H', W') → float (B, C, H, W) in [0, 1]; of larger images the centre."""
+        channels, H, W = self.image_shape
+        if images.ndim != 4 or images.shape[1] != channels or images.shape[2] < H or images.shape[3] < W:
+            raise ValueError(
+                f"{type(self).__name__}.prepare: images of shape {tuple(images.shape)} do not hold {channels}×{H}×{W}; "
+                f"resize them to {self.resize_to[0]}×{self.resize_to[1]} first"
+            )
         top, left = (images.shape[-2] - H) // 2, (images.shape[-1] - W) // 2
         cut = images[..., top : top + H, left : left + W]
-        return cut.to(next(self.parameters()).device, torch.float32) / 255
+        values = cut.to(self.device, torch.float32)
+        return values if images.is_floating_point() else values / 255
 
     @property
     def device(self) -> torch.device:
@@ -122,6 +129,9 @@ class ImageModel(
         from torchcaps.models.files import load
 
         model = load(model_id, device=map_location, hub={k: v for k, v in options.items() if k in _HUB_OPTIONS})
+        changed = sorted(set(options) & set(model.arguments))
+        if changed:
+            raise UserError(f"from_pretrained: a saved model keeps its arguments; leave {', '.join(changed)} away")
         if not isinstance(model, cls):
             raise UserError(f"{model_id} holds a {type(model).__name__}, not a {cls.__name__}: use torchcaps.load")
         return model

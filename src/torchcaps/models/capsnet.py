@@ -56,8 +56,8 @@ class CapsNet(ImageModel):
         authors = variant == "authors"
         colours, *sides = self.image_shape
         self.grid = tuple((side + 4 * padding - kernel + 1 - primary_kernel) // stride + 1 for side in sides)
-        if min(sides) + 4 * padding - kernel + 1 < primary_kernel:
-            least = kernel + primary_kernel - 1 - 4 * padding
+        least = max(kernel - 2 * padding, kernel + primary_kernel - 1 - 4 * padding)
+        if min(sides) < least:
             raise UserError(
                 f"capsnet: images of {sides[0]}×{sides[1]} are too small for a {kernel}×{kernel} convolution followed "
                 f"by primary capsules of {primary_kernel}×{primary_kernel}: they must be at least {least}×{least}. "
@@ -83,7 +83,7 @@ class CapsNet(ImageModel):
             _initialise_as_authors(self)
 
     def forward(self, images: Tensor, targets: Tensor | None = None) -> Output:
-        """images (B, C, H, W) in [0, 1]; targets choose what the decoder sees, without them the longest capsule does."""
+        """images (B, C, H, W) in [0, 1]; targets choose what the decoder sees, else the longest capsule does."""
         parents = self.classes(self.children_of(images))
         return Output(parents.activation, parents.pose, self.reconstruct(parents, targets))
 

@@ -1,4 +1,4 @@
-"""Models on disk: a folder with config.json and model.safetensors, or the latter alone, which carries the config too."""
+"""Models on disk: a folder with config.json and model.safetensors, or the latter alone: it carries the config too."""
 
 from __future__ import annotations
 
@@ -50,13 +50,18 @@ def shipped_models() -> list[str]:
     return sorted(entry.name for entry in _shelf().iterdir() if (entry / WEIGHTS).is_file())
 
 
-def write_model(model: ImageModel, folder: Path) -> Path:
-    """config.json and model.safetensors, each written aside and moved into place, so that neither is ever half there."""
-    config = describe(model)
-    text = json.dumps(config, indent=2, ensure_ascii=False)
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+def write_model(model: ImageModel, folder: Path, dtype: torch.dtype | None = None) -> Path:
+    """config.json and model.safetensors, each written aside and moved into place: neither is ever half there.
+
+    dtype  store the weights in another precision, to save space; `load` brings them back to float32
+    """
+    text = json.dumps(describe(model), indent=2, ensure_ascii=False, default=_plain)
+    tensors = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in model.state_dict().items()}
     for name, write in (
-        (WEIGHTS, lambda path: save_file(tensors, path, {"format": "pt", "torchcaps": json.dumps(config)})),
+        (
+            WEIGHTS,
+            lambda path: save_file(tensors, path, {"format": "pt", "torchcaps": text}),
+        ),
         ("config.json", lambda path: path.write_text(text + "\n", encoding="utf-8")),
     ):
         aside = folder / f".{name}.{os.getpid()}"
@@ -77,6 +82,7 @@ def describe(model: ImageModel) -> dict[str, Any]:
         "arguments": {**model.arguments, "class_names": list(model.class_names)},
         "preprocessing": {"image_shape": model.image_shape, "resize_to": model.resize_to, "scale": 1 / 255},
         "parameters": model.parameter_count(),
+        "trained_by": model.trained_by,
     }
 
 
@@ -129,12 +135,21 @@ def _read(path: Path) -> ImageModel:
     kind = CLASSES.get(config["architecture"])
     if kind is None:
         raise UserError(f"{path} holds a {config['architecture']!r}: this version of torchcaps has no such model")
-    model = kind(**config["arguments"])
+    try:
+        model = kind(**config["arguments"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path} describes a {kind.__name__} that cannot be made: {error}") from error
     try:
         model.load_state_dict({name: tensor.float() for name, tensor in tensors.items()})
     except RuntimeError as error:
         raise UserError(f"{path} does not fit the model it describes: {str(error).splitlines()[-1].strip()}") from error
+    model.trained_by = config.get("trained_by", {})
     return model
+
+
+def _plain(value: Any) -> Any:
+    """NumPy numbers and arrays, and tensors, as JSON can hold them."""
+    return value.tolist()
 
 
 def _shelf() -> Path:

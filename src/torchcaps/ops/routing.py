@@ -49,7 +49,8 @@ def dynamic_routing(
     """
     if weight.ndim != 4 or u.ndim != 3:
         raise ValueError(
-            f"dynamic_routing: u must be (B, I, K) and weight (I, J, D, K), got {tuple(u.shape)} and {tuple(weight.shape)}"
+            "dynamic_routing: u must be (B, I, K) and weight (I, J, D, K), "
+            f"got {tuple(u.shape)} and {tuple(weight.shape)}"
         )
     I, J, D, K = weight.shape
     if u.shape[1:] != (I, K):

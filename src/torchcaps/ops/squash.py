@@ -30,7 +30,7 @@ def squash_backward(x: Tensor, grad: Tensor, dim: int = -1) -> Tensor:
     returns  the same shape
     """
     norm, near, far = _sine_cosine(x, dim)
-    direction = x / norm.clamp_min(torch.finfo(x.dtype).tiny)
+    direction = x / torch.where(norm > 0, norm, 1)
     along = (direction * grad).sum(dim, keepdim=True)
     return (near * far) * (grad + (near * near - far * far) * along * direction)
 
@@ -38,6 +38,11 @@ def squash_backward(x: Tensor, grad: Tensor, dim: int = -1) -> Tensor:
 def at_least_float32(x: Tensor) -> Tensor:
     """x in the precision sums and exponentials are taken in: float32, or float64 if it is float64 already."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def no_autocast(x: Tensor) -> torch.autocast:
+    """Inside this block products stay in the precision of their factors, whatever autocast the caller has chosen."""
+    return torch.autocast(x.device.type, enabled=False)
 
 
 def _sine_cosine(x: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from torchcaps.errors import UserError
 from torchcaps.models.base import ImageModel, Output
+from torchcaps.ops.squash import at_least_float32
 
 
 class CNN(ImageModel):
     """Convolutions with ReLU, optionally a pooling after each, two dense layers with dropout, softmax.
 
-    channels  of each convolution
-    hidden    of the dense layers
-    pool      2×2 max pooling after each convolution (while the map is larger than 1)
+    channels     of each convolution
+    hidden       of the dense layers
+    pool         2×2 max pooling after each convolution (while the map is larger than 1)
+    multi_label  each class by itself (sigmoid) instead of one among all (softmax)
     """
 
     def __init__(
@@ -29,9 +32,13 @@ class CNN(ImageModel):
         hidden: Sequence[int] = (328, 192),
         pool: bool = False,
         dropout: float = 0.5,
+        multi_label: bool = False,
         **about: Any,
     ):
         super().__init__(image_shape, num_classes, **about)
+        if kernel % 2 == 0:
+            raise UserError(f"CNN: kernel must be odd, got {kernel}")
+        self.multi_label = multi_label
         width, *sides = self.image_shape
         layers: list[nn.Module] = []
         for wider in channels:
@@ -49,8 +56,8 @@ class CNN(ImageModel):
 
     def forward(self, images: Tensor, targets: Tensor | None = None) -> Output:
         """images (B, C, H, W) in [0, 1]; targets are accepted, and unused, so that all models are called alike."""
-        logits = self.layers(self.normalise(images)).float()
-        return Output(logits.softmax(-1), logits=logits)
+        logits = at_least_float32(self.layers(self.normalise(images)))
+        return Output(logits.sigmoid() if self.multi_label else logits.softmax(-1), logits=logits)
 
 
 def baseline_cnn(image_shape: Sequence[int] = (1, 28, 28), num_classes: int = 10, **options: Any) -> CNN:
@@ -65,7 +72,6 @@ def matched_cnn(
 
     parameters  by default the paper's CapsNet's; `create_model("capsnet", …).parameter_count()` tells another's
     """
-    import torch
 
     def build(width: int, hidden: int) -> CNN:
         channels = (width, 2 * width, 4 * width)
@@ -76,11 +82,13 @@ def matched_cnn(
         with torch.device("meta"):
             return build(width, hidden).parameter_count()
 
-    width = _largest(lambda width: count(width, 1) <= parameters / 2)
-    hidden = _largest(lambda hidden: count(width, hidden) <= parameters)
-    if abs(count(width, hidden) - parameters) > parameters / 100:
-        raise UserError(f"matched_cnn: no network of {parameters:,} parameters exists for images of {image_shape}")
-    return build(width, hidden)
+    # A small network may just miss the number with one width; a slightly narrower one then meets it.
+    for width in range(_largest(lambda width: count(width, 1) <= parameters / 2), 0, -1):
+        least, step = count(width, 1), count(width, 2) - count(width, 1)
+        more = max(0, round((parameters - least) / step))
+        if abs(least + more * step - parameters) <= parameters / 100:
+            return build(width, 1 + more)
+    raise UserError(f"matched_cnn: no network of {parameters:,} parameters exists for images of {tuple(image_shape)}")
 
 
 def _largest(holds: Any) -> int:

@@ -6,7 +6,7 @@ an iteration are û·V with V the sum of the parents found so far; and û = Wu i
     û·V   = u · (Wᵀ V)       `project`: one matrix product per parent, then a dot product over K
     Σ c û = (c∘u) W          `gather`:  one matrix product per parent
 
-Children are taken in chunks and the batch in blocks, so scratch memory is a constant whatever B, I, J and D are.
+Children are taken in chunks (of 16 at least) and the batch in blocks, so scratch memory does not grow with B or I.
 Inside, parents are ordered J B D and children B K I: with I innermost the sums over K and the softmax over J run along
 contiguous memory, with J outermost every product is a batched one. X stands for K and I taken together.
 """
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from torchcaps.ops.squash import at_least_float32, squash, squash_backward
+from torchcaps.ops.squash import at_least_float32, no_autocast, squash, squash_backward
 
 BLOCK = 64  # examples routed together
 SCRATCH = {"cpu": 2**19}  # elements of one J·B·K·I chunk: what stays in a core's cache
@@ -35,7 +35,7 @@ def dynamic_routing(
     wide = torch.promote_types(dtype, torch.float32)
     if bias_JD is None:
         bias_JD = u_BIK.new_zeros(weight_IJDK.shape[1:3], dtype=wide)
-    with torch.autocast(u_BIK.device.type, enabled=False):
+    with no_autocast(u_BIK):
         poses_BJD, couplings_BIJ = _Routing.apply(
             u_BIK.to(wide), weight_IJDK.to(wide), at_least_float32(bias_JD).to(wide), iterations, leaky, couplings
         )
@@ -59,14 +59,15 @@ class _Routing(torch.autograd.Function):
         u_BIK, weight_IJDK, sums_RJBD = ctx.saved_tensors
         if grad_BJD is None:  # only the couplings were used
             grad_BJD = torch.zeros_like(sums_RJBD[0].transpose(0, 1))
-        gradients = _backward(grad_BJD, grad_BIJ, u_BIK, weight_IJDK, sums_RJBD, ctx.leaky)
+        with no_autocast(u_BIK):
+            gradients = _backward(grad_BJD, grad_BIJ, u_BIK, weight_IJDK, sums_RJBD, ctx.leaky)
         return *gradients, None, None, None
 
 
 def _forward(
     u_BIK: Tensor, weight_IJDK: Tensor, bias_JD: Tensor, iterations: int, leaky: bool, couplings: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Poses (B, J, D), couplings of the last iteration (B, I, J) and, for the backward, s of each iteration (R, J, B, D)."""
+    """Poses (B, J, D), couplings of the last iteration (B, I, J); for the backward, each iteration's s (R, J, B, D)."""
     B, I, _ = u_BIK.shape
     J, D = bias_JD.shape
     chunks = _chunks(u_BIK, J, BLOCK)

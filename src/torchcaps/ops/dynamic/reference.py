@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torchcaps.ops.squash import at_least_float32, squash
+from torchcaps.ops.squash import at_least_float32, no_autocast, squash
 
 
 def dynamic_routing(
@@ -17,7 +17,8 @@ def dynamic_routing(
     weight_IJDK  (I, J, D, K)  one D×K matrix for each child and parent
     returns      (B, J, D) the parents' poses, (B, I, J) the couplings of the last iteration
     """
-    votes_BIJD = torch.einsum("ijdk,bik->bijd", at_least_float32(weight_IJDK), at_least_float32(u_BIK))
+    with no_autocast(u_BIK):
+        votes_BIJD = torch.einsum("ijdk,bik->bijd", at_least_float32(weight_IJDK), at_least_float32(u_BIK))
     poses_BJD, couplings_BIJ = route_votes(votes_BIJD, iterations, bias_JD, leaky)
     dtype = torch.promote_types(u_BIK.dtype, weight_IJDK.dtype)
     return poses_BJD.to(dtype), couplings_BIJ.to(dtype)
@@ -33,11 +34,12 @@ def route_votes(votes_BIJD: Tensor, iterations: int, bias_JD: Tensor | None, lea
     votes_BIJD = at_least_float32(votes_BIJD)
     bias_JD = votes_BIJD.new_zeros(()) if bias_JD is None else at_least_float32(bias_JD)
     logits_BIJ = torch.zeros_like(votes_BIJD[..., 0])
-    for iteration in range(iterations):
-        couplings_BIJ = couple(logits_BIJ, leaky)
-        poses_BJD = squash(torch.einsum("bij,bijd->bjd", couplings_BIJ, votes_BIJD) + bias_JD)
-        if iteration < iterations - 1:
-            logits_BIJ = logits_BIJ + torch.einsum("bijd,bjd->bij", votes_BIJD, poses_BJD)
+    with no_autocast(votes_BIJD):
+        for iteration in range(iterations):
+            couplings_BIJ = couple(logits_BIJ, leaky)
+            poses_BJD = squash(torch.einsum("bij,bijd->bjd", couplings_BIJ, votes_BIJD) + bias_JD)
+            if iteration < iterations - 1:
+                logits_BIJ = logits_BIJ + torch.einsum("bijd,bjd->bij", votes_BIJD, poses_BJD)
     return poses_BJD.to(dtype), couplings_BIJ.to(dtype)
 
 

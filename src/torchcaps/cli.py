@@ -1,0 +1,207 @@
+"""The command line: parse, call, print."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from torchcaps._version import __version__
+from torchcaps.errors import UserError
+
+app = typer.Typer(
+    help="Capsule networks for PyTorch: train, measure, explain. Add --debug to any command for a full traceback.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+out = Console()
+err = Console(stderr=True)
+
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
+Model = Annotated[str, typer.Argument(help="A run folder, a model folder, a .safetensors file or a shipped name.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"torchcaps {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _top(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+) -> None: ...
+
+
+@app.command()
+def train(
+    recipe: Annotated[str | None, typer.Argument(help="A recipe's name or YAML file; see `torchcaps list`.")] = None,
+    data: Annotated[str | None, typer.Option(help="An image folder or CSV, or a data set's name.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Override a setting: train.epochs=3")] = None,
+    out_: Annotated[
+        Path | None, typer.Option("--out", help="Folder of the run; runs/<recipe>-<time> if not given.")
+    ] = None,
+    device: Device = "auto",
+    precision: Annotated[str | None, typer.Option(help="auto, fp32 or bf16.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the training images.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of weights, order and augmentation.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with this run folder.")] = None,
+) -> None:
+    """Train a model. Without arguments: the embedded digits, in about a minute."""
+    from torchcaps.train.engine import Interrupted
+    from torchcaps.train.recipe import load_recipe
+    from torchcaps.train.run import resume_run, start_run
+
+    overrides = _data_overrides(data) + list(set_ or ())
+    for name, value in (("precision", precision), ("epochs", epochs), ("seed", seed)):
+        overrides += [f"train.{name}={value}"] if value is not None else []
+    try:
+        if resume is None:
+            chosen = load_recipe(recipe or ("folder" if data else "digits"), overrides)
+            start_run(chosen, out=out_, device=device, console=out)
+        elif recipe or data or out_:
+            raise UserError(
+                "--resume takes its recipe, data and folder from the run: leave RECIPE, --data and --out away"
+            )
+        else:
+            resume_run(resume, overrides, device=device, console=out)
+    except Interrupted:
+        raise typer.Exit(130) from None
+
+
+@app.command("eval")
+def evaluate(
+    model: Model,
+    data: Annotated[str | None, typer.Option(help="An image folder or CSV, or a data set's name.")] = None,
+    device: Device = "cpu",
+    as_json: AsJson = False,
+) -> None:
+    """Measure a model on a test set: that of its own training data, or all of --data."""
+    import torchcaps
+    from torchcaps.train.evaluate import evaluate_model
+
+    figures = evaluate_model(torchcaps.load(model, _device(device)), data)
+    if as_json:
+        print(json.dumps({"model": model, **figures}))
+        return
+    out.print(f"{model} on {figures['data']}: [bold]{figures['accuracy']:.2%}[/bold] of {figures['n']:,} images right")
+    out.print(f"error {figures['error']:.2%}, loss {figures['loss']:.4f}", highlight=False)
+
+
+@app.command()
+def predict(
+    model: Model,
+    images: Annotated[list[Path], typer.Argument(help="Image files.")],
+    reject: Annotated[float, typer.Option(help="Answer 'none of these' below this length.", min=0, max=1)] = 0.0,
+    device: Device = "cpu",
+    as_json: AsJson = False,
+) -> None:
+    """Say what is on image files."""
+    import torchcaps
+    from torchcaps.predict import NONE, predict_file
+
+    loaded = torchcaps.load(model, _device(device))
+    answers: list[dict[str, Any]] = []
+    failed = 0
+    for path in images:
+        try:
+            answers.append(predict_file(loaded, path, reject))
+        except UserError as error:
+            failed += 1
+            err.print(f"[red]{error}[/red]", soft_wrap=True, highlight=False)
+    if as_json:
+        print(json.dumps(answers, indent=2))
+    elif answers:
+        table = Table("file", "class", "length", "next", box=None, pad_edge=False)
+        for answer in answers:
+            found = ", ".join(answer["classes"]) or NONE
+            second = answer["ranking"][1] if len(answer["ranking"]) > 1 else None
+            rival = f"{second['class']} {second['length']:.3f}" if second else ""
+            table.add_row(str(answer["file"]), found, f"{answer['ranking'][0]['length']:.3f}", rival)
+        out.print(table)
+    if failed:
+        raise typer.Exit(1)
+
+
+@app.command()
+def explain(
+    model: Model,
+    image: Annotated[Path, typer.Argument(help="An image file.")],
+    out_: Annotated[Path, typer.Option("--out", help="Folder for the figures.")],
+    target: Annotated[str | None, typer.Option(help="Explain this class instead of the predicted one.")] = None,
+    device: Device = "cpu",
+) -> None:
+    """Show what a capsule network saw in an image: reconstruction, 16-dimension sweep, routing."""
+    import torchcaps
+    from torchcaps.predict import explain_file
+
+    for path in explain_file(torchcaps.load(model, _device(device)), image, out_, target):
+        out.print(str(path), soft_wrap=True, highlight=False)
+
+
+@app.command("list")
+def list_() -> None:
+    """List recipes, models, data sets and shipped weights."""
+    from torchcaps.data import SOURCES
+    from torchcaps.layers.dense import ROUTINGS
+    from torchcaps.models import list_models, shipped_models
+    from torchcaps.train.recipe import list_recipes, load_recipe
+
+    table = Table("recipe", "what it trains", box=None, pad_edge=False)
+    for name in list_recipes():
+        table.add_row(name, load_recipe(name).description)
+    out.print(table)
+    for title, names in (
+        ("models", list_models()),
+        ("routings", sorted(ROUTINGS)),
+        ("data sets", sorted(SOURCES)),
+        ("shipped weights", shipped_models()),
+    ):
+        out.print(f"\n[bold]{title}[/bold]: {', '.join(names) or 'none'}", highlight=False)
+
+
+def _data_overrides(data: str | None) -> list[str]:
+    """--data as settings of a recipe: a path to images, or the name of a data set."""
+    from torchcaps.data import SOURCES
+
+    if data is None:
+        return []
+    if Path(data).exists():
+        return ["data.source=folder", f"data.path={json.dumps(str(Path(data).resolve()))}"]
+    if data in SOURCES and data != "folder":
+        return [f"data.source={data}", "data.path=null"]
+    raise UserError(f"--data {data}: there is no such folder, and no data set of that name; see `torchcaps list`")
+
+
+def _device(name: str) -> Any:
+    from torchcaps.train.engine import make_fabric
+
+    return make_fabric(name, "fp32").device
+
+
+def main() -> NoReturn:
+    """Run the command line; a user's mistake ends in one message and exit code 2."""
+    debug = "--debug" in sys.argv
+    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
+    warnings.showwarning = lambda message, *rest, **more: err.print(f"[yellow]note:[/yellow] {message}", soft_wrap=True)
+    try:
+        app(arguments, prog_name="torchcaps")
+    except UserError as error:
+        if debug:
+            raise
+        err.print(f"[bold red]error:[/bold red] {error}", soft_wrap=True, highlight=False)
+        sys.exit(2)
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""Shifts, affine jitter, crops and flips of a whole batch, where the batch lives.
+
+Nothing here waits for the device or makes a shape depend on data, so a CUDA graph can hold it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from torchcaps.errors import UserError
+
+
+def augment(
+    images_BCHW: Tensor,
+    generator: torch.Generator | None = None,
+    *,
+    shift: int = 0,
+    rotate: float = 0.0,
+    shear: float = 0.0,
+    scale: float = 0.0,
+    crop: int = 0,
+    flip: bool = False,
+) -> Tensor:
+    """Each image changed a little at random; the same tensor when nothing is asked for.
+
+    images_BCHW  (B, C, H, W)  floating point
+    generator    on the device of the images, or else its draws are copied there
+    shift        up to so many whole pixels in each direction; exact when no affine jitter is asked for
+    rotate       up to so many degrees either way
+    shear        x moves by up to so many times y
+    scale        each axis grows or shrinks by up to this fraction
+    crop         side of a random window; 0 for the whole image
+    flip         mirror half of the images left to right
+    returns      (B, C, H, W), or (B, C, crop, crop)
+    """
+    _check(images_BCHW, shift, rotate, shear, scale, crop)
+    height, width = images_BCHW.shape[2:]
+    dice = _Dice(images_BCHW, generator)
+    if not len(images_BCHW):
+        pass  # the sampler refuses an empty batch; a crop below still gives it its shape
+    elif rotate or shear or scale:
+        images_BCHW = _affine(images_BCHW, dice, shift, rotate, shear, scale)
+    elif shift:
+        padded = F.pad(images_BCHW, (shift, shift, shift, shift))
+        images_BCHW = _windows(padded, dice.integers(2 * shift), dice.integers(2 * shift), height, width)
+    if crop and (crop, crop) != (height, width):
+        images_BCHW = _windows(images_BCHW, dice.integers(height - crop), dice.integers(width - crop), crop, crop)
+    if flip:
+        heads_B111 = dice.uniform(1.0)[:, None, None, None] < 0
+        images_BCHW = torch.where(heads_B111, images_BCHW.flip(-1), images_BCHW)
+    return images_BCHW
+
+
+def centre_crop(images: Tensor, crop: int) -> Tensor:
+    """The middle of each image, for testing a model that was trained on random crops.
+
+    images   (..., H, W)
+    returns  (..., crop, crop); the same tensor for crop 0
+    """
+    height, width = images.shape[-2:]
+    if not crop or (crop, crop) == (height, width):
+        return images
+    if not 0 < crop <= min(height, width):
+        raise UserError(f"crop={crop} does not fit into images of {height}×{width}")
+    top, left = (height - crop) // 2, (width - crop) // 2
+    return images[..., top : top + crop, left : left + crop]
+
+
+class _Dice:
+    """One draw for each image, made where the generator lives and brought to the images."""
+
+    def __init__(self, images_BCHW: Tensor, generator: torch.Generator | None) -> None:
+        self.batch, self.target, self.generator = len(images_BCHW), images_BCHW.device, generator
+        self.source = generator.device if generator is not None else images_BCHW.device
+
+    def uniform(self, reach: float) -> Tensor:
+        """(B,) in [-reach, reach)"""
+        unit_B = torch.rand(self.batch, generator=self.generator, device=self.source)
+        return ((2 * unit_B - 1) * reach).to(self.target)
+
+    def integers(self, highest: int) -> Tensor:
+        """(B,) in 0..highest"""
+        drawn_B = torch.randint(highest + 1, (self.batch,), generator=self.generator, device=self.source)
+        return drawn_B.to(self.target)
+
+
+def _windows(images_BCHW: Tensor, top_B: Tensor, left_B: Tensor, height: int, width: int) -> Tensor:
+    """A window of each image at a place of its own, copied pixel by pixel.
+
+    returns  (B, C, height, width)
+    """
+    batch, channels, _, stride = images_BCHW.shape
+    rows_BH = top_B[:, None] + torch.arange(height, device=images_BCHW.device)
+    columns_BW = left_B[:, None] + torch.arange(width, device=images_BCHW.device)
+    places_B1P = (rows_BH[:, :, None] * stride + columns_BW[:, None, :]).view(batch, 1, height * width)
+    pixels_BCP = images_BCHW.flatten(2).gather(2, places_B1P.expand(-1, channels, -1))
+    return pixels_BCP.view(batch, channels, height, width)
+
+
+def _affine(images_BCHW: Tensor, dice: _Dice, shift: int, rotate: float, shear: float, scale: float) -> Tensor:
+    """Scale, then shear, then rotate about the centre, then shift: one bilinear resampling of all four."""
+    height, width = images_BCHW.shape[2:]
+    angle_B = dice.uniform(math.radians(rotate))
+    shear_B = dice.uniform(shear)
+    grow_x_B, grow_y_B = 1 + dice.uniform(scale), 1 + dice.uniform(scale)
+    move_x_B, move_y_B = dice.integers(2 * shift) - shift, dice.integers(2 * shift) - shift
+
+    # The sampler wants the inverse, from a place in the result to its origin, in units of half the image.
+    cos_B, sin_B = angle_B.cos(), angle_B.sin()
+    xx_B, xy_B = (cos_B + shear_B * sin_B) / grow_x_B, (sin_B - shear_B * cos_B) / grow_x_B
+    yx_B, yy_B = -sin_B / grow_y_B, cos_B / grow_y_B
+    x_B, y_B = -(xx_B * move_x_B + xy_B * move_y_B), -(yx_B * move_x_B + yy_B * move_y_B)
+    across_B = torch.stack([xx_B, xy_B * (height / width), x_B * (2 / width)], dim=-1)
+    down_B = torch.stack([yx_B * (width / height), yy_B, y_B * (2 / height)], dim=-1)
+
+    dtype = torch.promote_types(images_BCHW.dtype, torch.float32)  # half precision cannot name a pixel of a large image
+    inverse_B23 = torch.stack([across_B, down_B], dim=1).to(dtype)
+    grid_BHW2 = F.affine_grid(inverse_B23, list(images_BCHW.shape), align_corners=False)
+    moved = F.grid_sample(images_BCHW.to(dtype), grid_BHW2, mode="bilinear", padding_mode="zeros", align_corners=False)
+    return moved.to(images_BCHW.dtype)
+
+
+def _check(images_BCHW: Tensor, shift: int, rotate: float, shear: float, scale: float, crop: int) -> None:
+    asked = {"shift": shift, "rotate": rotate, "shear": shear, "scale": scale, "crop": crop}
+    for name, amount in asked.items():
+        if amount < 0:
+            raise UserError(f"augmentation {name}={amount}: give 0 or more")
+    if scale >= 1:
+        raise UserError(f"augmentation scale={scale}: 0.1 is 10 % either way, so it must stay below 1")
+    height, width = images_BCHW.shape[2:]
+    if crop > min(height, width):
+        raise UserError(f"augmentation crop={crop} does not fit into images of {height}×{width}")

@@ -1,0 +1,91 @@
+"""Labelled images in memory: the one value that every source of data returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torchcaps.errors import UserError
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Images with their targets, always in memory.
+
+    images       (N, C, H, W)  uint8, or float32 in [0, 1] where a caller's arrays have more than 8 bits
+    targets      (N,)          class ids, or (N, J) multi-hot float32 when an image may carry several labels
+    class_names  J names
+    files        N paths, where the images came from files
+    """
+
+    images: Tensor
+    targets: Tensor
+    class_names: tuple[str, ...]
+    files: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.images.dtype not in (torch.uint8, torch.float32) or self.images.ndim != 4:
+            shape = tuple(self.images.shape)
+            raise UserError(f"images must be uint8 or float32 (N, C, H, W); these are {self.images.dtype} {shape}")
+        n, classes = len(self.images), len(self.class_names)
+        if len(self.targets) != n or (self.files is not None and len(self.files) != n):
+            raise UserError(f"{n} images need {n} targets (and files); there are {len(self.targets)} targets")
+        if self.targets.ndim == 2:
+            if self.targets.dtype != torch.float32 or self.targets.shape[1] != classes:
+                raise UserError(f"multi-hot targets must be float32 (N, {classes}), one column for each class name")
+        elif self.targets.ndim != 1 or self.targets.dtype != torch.int64:
+            raise UserError(f"targets must be int64 class ids (N,) or multi-hot float32 (N, {classes})")
+        elif n and not 0 <= int(self.targets.min()) <= int(self.targets.max()) < classes:
+            raise UserError(f"class ids must lie in 0..{classes - 1}; these reach {int(self.targets.max())}")
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """(C, H, W)"""
+        channels, height, width = self.images.shape[1:]
+        return channels, height, width
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.class_names)
+
+    @property
+    def multi_label(self) -> bool:
+        return self.targets.ndim == 2
+
+    def subset(self, indices: Tensor) -> Dataset:
+        """The images at these positions, in this order.
+
+        indices  (M,)
+        """
+        files = None if self.files is None else tuple(self.files[i] for i in indices.tolist())
+        return Dataset(self.images[indices], self.targets[indices], self.class_names, files)
+
+    def class_counts(self) -> Tensor:
+        """How many images carry each label: (J,)."""
+        return count_classes(self.targets, self.num_classes)
+
+
+@dataclass(frozen=True, eq=False)
+class Splits:
+    """What a run learns from, what it chooses by, and what it is judged on, once, at the end."""
+
+    train: Dataset
+    validation: Dataset | None
+    test: Dataset | None
+    source: str
+
+
+def count_classes(targets: Tensor, num_classes: int) -> Tensor:
+    """How many examples carry each label.
+
+    targets  (N,) class ids or (N, J) multi-hot
+    returns  (J,) int64
+    """
+    if targets.ndim == 2:
+        return targets.sum(dim=0).long()
+    return torch.bincount(targets, minlength=num_classes)

@@ -1,0 +1,107 @@
+"""Where data sets live on this machine, and how a missing file gets there."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from torchcaps.errors import UserError
+
+TIMEOUT_SECONDS = 30
+
+
+@dataclass(frozen=True)
+class Remote:
+    """A published file: its name, its checksum and the addresses (folders) that offer it, best first."""
+
+    name: str
+    md5: str
+    mirrors: tuple[str, ...]
+
+
+_MNIST = (
+    "https://ossci-datasets.s3.amazonaws.com/mnist/",
+    "https://storage.googleapis.com/cvdf-datasets/mnist/",
+)
+_FASHION = (
+    "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+    "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/",
+)
+_CIFAR10 = (
+    "https://www.cs.toronto.edu/~kriz/",
+    "https://cave.cs.toronto.edu/kriz/",
+    "https://mindspore-website.obs.cn-north-4.myhuaweicloud.com/notebook/datasets/",
+)
+REMOTES: dict[str, tuple[Remote, ...]] = {
+    "mnist": (
+        Remote("train-images-idx3-ubyte.gz", "f68b3c2dcbeaaa9fbdd348bbdeb94873", _MNIST),
+        Remote("train-labels-idx1-ubyte.gz", "d53e105ee54ea40749a09fcbcd1e9432", _MNIST),
+        Remote("t10k-images-idx3-ubyte.gz", "9fb629c4189551a2d022fa330f9573f3", _MNIST),
+        Remote("t10k-labels-idx1-ubyte.gz", "ec29112dd5afa0611ce80d1b7f02629c", _MNIST),
+    ),
+    "fashion-mnist": (
+        Remote("train-images-idx3-ubyte.gz", "8d4fb7e6c68d591d4c3dfef9ec88bf0d", _FASHION),
+        Remote("train-labels-idx1-ubyte.gz", "25c81989df183df01b3e8a0aad5dffbe", _FASHION),
+        Remote("t10k-images-idx3-ubyte.gz", "bef4ecab320f06d8554ea6380940ec79", _FASHION),
+        Remote("t10k-labels-idx1-ubyte.gz", "bb300cfdad3c16e7a12a480ee83cd310", _FASHION),
+    ),
+    "cifar10": (Remote("cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530", _CIFAR10),),
+}
+
+
+def dataset_folder(name: str) -> Path:
+    """Where the files of this data set are kept: $TORCHCAPS_DATA/<name>, or the user's cache folder."""
+    if chosen := os.environ.get("TORCHCAPS_DATA"):
+        return Path(chosen).expanduser() / name
+    import platformdirs
+
+    return platformdirs.user_cache_path("torchcaps", appauthor=False) / name
+
+
+def fetch(remote: Remote, folder: Path) -> Path:
+    """Download a file into the folder, from the first mirror that delivers what the checksum says."""
+    import pooch
+
+    _make_writable(folder)
+    downloader = pooch.HTTPDownloader(progressbar=sys.stderr.isatty(), timeout=TIMEOUT_SECONDS)
+    failures = []
+    for mirror in remote.mirrors:
+        try:
+            # pooch writes to a temporary file beside the target and moves it only once the checksum is right
+            got = pooch.retrieve(
+                mirror + remote.name,
+                known_hash=f"md5:{remote.md5}",
+                fname=remote.name,
+                path=folder,
+                downloader=downloader,
+            )
+            return Path(got)
+        except OSError as error:  # requests' exceptions are OSErrors too
+            failures.append(f"{mirror} failed ({_brief(error)})")
+        except ValueError:
+            failures.append(f"{mirror} delivered a file with the wrong checksum")
+    raise UserError(
+        f"cannot download {remote.name}: {'; '.join(failures)}. Check the network, or put the file into {folder} "
+        "by hand (or set TORCHCAPS_DATA to a folder that holds the data sets)"
+    )
+
+
+def _make_writable(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        # os.access is no answer on Windows or network drives, so try
+        probe = folder / f".write-test-{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise UserError(
+            f"cannot write to the data folder {folder} ({error.strerror or error}): "
+            "set TORCHCAPS_DATA to a folder you may write to"
+        ) from error
+
+
+def _brief(error: Exception) -> str:
+    """The kind of failure and its first line: connection errors carry pages of nested text."""
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:120]}"

@@ -1,0 +1,88 @@
+"""Any folder of images as a data set: mixed sizes, modes and formats, decoded once into memory."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchcaps.data.dataset import Dataset, Splits
+from torchcaps.data.images import UnreadableImage, decode
+from torchcaps.data.listing import Listing, list_folder
+from torchcaps.data.split import HoldOut, divide
+from torchcaps.errors import UserError
+
+DEFAULT_SIZE = (32, 32)
+BLOCK = 128  # files a thread decodes at a time
+
+
+def load_folder(path: Path, size: tuple[int, int] | None, channels: int | None, plan: HoldOut) -> Splits:
+    """The images of a folder or CSV file; what it has no folder for is held out from training.
+
+    size      (H, W) of every image, 32×32 unless given
+    channels  1, 3, or None for 1 where every file is grey and 3 otherwise
+    """
+    parts = list_folder(path)
+    train, validation, test = parts["train"], parts.get("validation"), parts.get("test")
+    if validation is not None and plan.validation == 0:
+        train, validation = train.joined(validation), None  # a final refit learns from all but the test images
+    # the split comes before the decoding, so that a limit saves time; the decoding is one, so that channels agree
+    train, validation, test = divide(train, validation, test, plan)
+    parts_in_order = [part for part in (train, validation, test) if part is not None]
+    images = decode_files([path for part in parts_in_order for path in part.paths], size or DEFAULT_SIZE, channels)
+    blocks = iter(images.split([len(part.paths) for part in parts_in_order]))
+    return Splits(
+        train=_dataset(train, next(blocks)),
+        validation=None if validation is None else _dataset(validation, next(blocks)),
+        test=None if test is None else _dataset(test, next(blocks)),
+        source="folder",
+    )
+
+
+def decode_files(paths: list[Path], size: tuple[int, int], channels: int | None) -> Tensor:
+    """All the files at one size, or one error that names every file that cannot be read.
+
+    returns  (N, C, H, W)  uint8
+    """
+    try:
+        images = np.empty((len(paths), channels or 3, *size), dtype=np.uint8)
+    except MemoryError as error:
+        raise UserError(
+            f"{len(paths):,} images of {size[0]}×{size[1]} do not fit in memory: reduce image_size"
+        ) from error
+    grey = np.zeros(len(paths), dtype=bool)
+
+    def decode_block(start: int) -> list[UnreadableImage]:
+        unreadable = []
+        for i in range(start, min(start + BLOCK, len(paths))):
+            try:
+                pixels = decode(paths[i], size, channels)
+            except UnreadableImage as error:
+                unreadable.append(error)
+                continue
+            images[i] = pixels
+            grey[i] = len(pixels) == 1
+        return unreadable
+
+    # threads, since the decoders release the lock
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        unreadable = [error for block in pool.map(decode_block, range(0, len(paths), BLOCK)) for error in block]
+    if unreadable:
+        raise UserError(_describe(unreadable, len(paths)))
+    if channels is None and grey.all():
+        images = images[:, :1].copy()
+    return torch.from_numpy(images)
+
+
+def _dataset(part: Listing, images: Tensor) -> Dataset:
+    return Dataset(images, part.targets, part.class_names, tuple(map(str, part.paths)))
+
+
+def _describe(unreadable: list[UnreadableImage], total: int) -> str:
+    named = "; ".join(f"{error.path} ({error.reason})" for error in unreadable[:5])
+    more = f"; and {len(unreadable) - 5} more" if len(unreadable) > 5 else ""
+    return f"{len(unreadable)} of {total} images cannot be read: {named}{more}. Replace or remove them"

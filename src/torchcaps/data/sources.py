@@ -1,0 +1,146 @@
+"""Data sets by name: where their images come from, and how they are split."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from torchcaps.data.cifar import find_cifar10, read_cifar10
+from torchcaps.data.dataset import Dataset, Splits
+from torchcaps.data.download import REMOTES, dataset_folder, fetch
+from torchcaps.data.folder import load_folder
+from torchcaps.data.idx import read_idx_pair
+from torchcaps.data.images import check_channels, check_size, resize_images, set_channels
+from torchcaps.data.split import HoldOut, divide
+from torchcaps.errors import UserError, did_you_mean
+
+Size = tuple[int, int] | None
+DIGIT_NAMES = tuple("0123456789")
+FASHION_NAMES = (
+    *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
+    *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
+)
+
+
+def load_data(
+    source: str = "digits",
+    *,
+    path: str | Path | None = None,
+    image_size: int | tuple[int, int] | None = None,
+    channels: int | None = None,
+    validation: float = 0.1,
+    test: float = 0.2,
+    split_seed: int = 0,
+    limit: int | None = None,
+) -> Splits:
+    """Images to train on, to choose by and to test with.
+
+    source      a name in SOURCES
+    path        the folder (or CSV file) of "folder"; for the others, where their files are, when not in the data folder
+    image_size  pixels a side or (H, W); None keeps the size of the source (an image folder: 32)
+    channels    1 or 3; None keeps those of the source
+    validation  fraction (below 1) or number of images held out from training; 0 for none
+    test        the same for sources without a test set of their own; does not change with split_seed
+    limit       at most so many training images, for a quick run
+    """
+    if source not in SOURCES:
+        hint = "for a folder of images say source='folder' and path=" if Path(source).exists() else ""
+        raise UserError(f"unknown data source {source!r}: {hint or did_you_mean(source, SOURCES)}")
+    size = check_size(image_size)
+    check_channels(channels)
+    plan = HoldOut(validation, test, split_seed, limit)
+    return SOURCES[source](None if path is None else Path(path).expanduser(), size, channels, plan)
+
+
+def _digits(path: Path | None, size: Size, channels: int | None, plan: HoldOut) -> Splits:
+    """scikit-learn's 1,797 handwritten digits, 8×8."""
+    if path is not None:
+        raise UserError("the digits are embedded and have no path: for a folder of images say source='folder'")
+    from sklearn.datasets import load_digits
+
+    found = load_digits()
+    pixels = torch.from_numpy(found.images) * (255 / 16)  # they come as counts from 0 to 16
+    data = Dataset(pixels.round().to(torch.uint8)[:, None], torch.from_numpy(found.target).long(), DIGIT_NAMES)
+    return _prepare("digits", data, None, size, channels, plan)
+
+
+def _mnist(path: Path | None, size: Size, channels: int | None, plan: HoldOut) -> Splits:
+    return _mnist_family("mnist", DIGIT_NAMES, path, size, channels, plan)
+
+
+def _fashion_mnist(path: Path | None, size: Size, channels: int | None, plan: HoldOut) -> Splits:
+    return _mnist_family("fashion-mnist", FASHION_NAMES, path, size, channels, plan)
+
+
+def _mnist_family(
+    name: str, class_names: tuple[str, ...], path: Path | None, size: Size, channels: int | None, plan: HoldOut
+) -> Splits:
+    files = [_find_idx(path, remote.name) for remote in REMOTES[name]] if path else _idx_files(name)
+    train_images, train_labels, test_images, test_labels = files
+    train = read_idx_pair(train_images, train_labels, class_names)
+    test = read_idx_pair(test_images, test_labels, class_names)
+    return _prepare(name, train, test, size, channels, plan)
+
+
+def _cifar10(path: Path | None, size: Size, channels: int | None, plan: HoldOut) -> Splits:
+    root = path or dataset_folder("cifar10")
+    (remote,) = REMOTES["cifar10"]
+    location = find_cifar10(root)
+    if location is None and path is not None:
+        raise UserError(f"{path} holds neither cifar-10-batches-bin nor {remote.name}: check the path, or leave it out")
+    train, test = read_cifar10(location or fetch(remote, root))
+    return _prepare("cifar10", train, test, size, channels, plan)
+
+
+def _folder(path: Path | None, size: Size, channels: int | None, plan: HoldOut) -> Splits:
+    if path is None:
+        raise UserError("source='folder' needs path=, the folder of images (or a .csv file)")
+    return load_folder(path, size, channels, plan)
+
+
+SOURCES: dict[str, Callable[[Path | None, Size, int | None, HoldOut], Splits]] = {
+    "digits": _digits,
+    "mnist": _mnist,
+    "fashion-mnist": _fashion_mnist,
+    "cifar10": _cifar10,
+    "folder": _folder,
+}
+
+
+def _idx_files(name: str) -> list[Path]:
+    """The four files of a data set in the data folder; those not there yet are downloaded."""
+    folder = dataset_folder(name)
+    return [_present(folder, remote.name) or fetch(remote, folder) for remote in REMOTES[name]]
+
+
+def _find_idx(folder: Path, name: str) -> Path:
+    found = _present(folder, name)
+    if found is None:
+        raise UserError(f"{folder} does not hold {name} (.gz or not): check the path, or leave it out to download")
+    return found
+
+
+def _present(folder: Path, name: str) -> Path | None:
+    """The file, gzipped or not, also under the spelling with a dot that some copies use."""
+    plain = name.removesuffix(".gz")
+    spellings = (name, plain, name.replace("-idx", ".idx"), plain.replace("-idx", ".idx"))
+    return next((folder / each for each in spellings if (folder / each).is_file()), None)
+
+
+def _prepare(
+    name: str, train: Dataset, test: Dataset | None, size: Size, channels: int | None, plan: HoldOut
+) -> Splits:
+    train, validation, test = divide(train, None, test, plan)
+    return Splits(
+        train=_converted(train, size, channels),
+        validation=None if validation is None else _converted(validation, size, channels),
+        test=None if test is None else _converted(test, size, channels),
+        source=name,
+    )
+
+
+def _converted(data: Dataset, size: Size, channels: int | None) -> Dataset:
+    images = set_channels(data.images, channels)
+    return Dataset(resize_images(images, size or data.image_shape[1:]), data.targets, data.class_names, data.files)

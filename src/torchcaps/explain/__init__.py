@@ -1,0 +1,32 @@
+"""Why a model answers as it does: tensors in, arrays or figures out. matplotlib is imported when a figure is made."""
+
+from torchcaps.explain.charts import figure_confusion, figure_curves, figure_lengths, figure_mistakes
+from torchcaps.explain.figures import figure_reconstructions, figure_routing, figure_sweep
+from torchcaps.explain.mistakes import confusion_matrix, precision_recall, predicted_classes, worst_mistakes
+from torchcaps.explain.reconstruct import Reconstructions, reconstructions
+from torchcaps.explain.routing import coupling_entropy, maps_on_image, routing_couplings, routing_maps
+from torchcaps.explain.style import png_bytes
+from torchcaps.explain.sweep import SWEEP, sweep
+
+__all__ = [
+    "SWEEP",
+    "Reconstructions",
+    "confusion_matrix",
+    "coupling_entropy",
+    "figure_confusion",
+    "figure_curves",
+    "figure_lengths",
+    "figure_mistakes",
+    "figure_reconstructions",
+    "figure_routing",
+    "figure_sweep",
+    "maps_on_image",
+    "png_bytes",
+    "precision_recall",
+    "predicted_classes",
+    "reconstructions",
+    "routing_couplings",
+    "routing_maps",
+    "sweep",
+    "worst_mistakes",
+]

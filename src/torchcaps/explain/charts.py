@@ -1,0 +1,186 @@
+"""Figures of how a model learned and where it errs: curves, confusion, mistakes, lengths."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchcaps.explain.style import STYLE, aspect_of, image_axes, names_of, new_figure, plain_axes, shorten
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Series = tuple[list[float], list[float]]
+
+
+def figure_curves(history: Sequence[Mapping[str, Any]], *, title: str = "", panels: int = 4) -> Figure:
+    """One panel for each measure of the history, training and validation together: loss and accuracy first.
+
+    history  a dict per epoch; whatever is called train_… or val_… is drawn, the rest is not
+    """
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+    known = {key.split("_", 1)[1] for entry in history for key in entry if key.startswith(("train_", "val_"))}
+    curves = {name: {split: _series(history, f"{split}_{name}") for split in ("train", "val")} for name in known}
+    drawable = [name for name in known if any(xs for xs, _ in curves[name].values())]
+    names = sorted(drawable, key=lambda name: (name != "loss", name != "accuracy", name))[:panels]
+    figure = new_figure(max(4.5, 3.6 * len(names)), 3.0, title)
+    if not names:
+        return _only_words(figure, "No epoch was recorded.")
+    for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names):
+        plain_axes(axes, "Epoch", name.replace("_", " ").capitalize())
+        axes.grid(axis="y", color=STYLE["faint"], linewidth=0.6)
+        for split, label, colour in (("train", "Training", STYLE["main"]), ("val", "Validation", STYLE["second"])):
+            xs, ys = curves[name][split]
+            if xs:
+                marker = "o" if len(xs) < 12 else None
+                axes.plot(xs, ys, color=colour, label=label, linewidth=1.6, marker=marker, markersize=3.5)
+        everything = [y for _, ys in curves[name].values() for y in ys]
+        if name == "accuracy":
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.4g} %"))
+        elif min(everything) > 0 and max(everything) > 30 * min(everything):
+            axes.set_yscale("log")
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=12))
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            axes.yaxis.set_minor_formatter(NullFormatter())
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
+        first, last = (pick(x for xs, _ in curves[name].values() for x in xs) for pick in (min, max))
+        if first == last:
+            axes.set_xlim(first - 0.5, last + 0.5)
+            axes.set_xticks([first], [f"{first:g}"])
+        axes.legend(fontsize=STYLE["small"], frameon=False, labelcolor=STYLE["ink"])
+    return figure
+
+
+def figure_confusion(matrix: Tensor, class_names: Sequence[str], *, title: str = "") -> Figure:
+    """Rows are the true classes, columns the answers; shades are shares of a row, numbers are counts where they fit.
+
+    matrix  (J, J)  counts
+    """
+    from matplotlib.colors import PowerNorm
+
+    counts = np.asarray(matrix.detach().cpu(), dtype=float)
+    shares = counts / counts.sum(1, keepdims=True).clip(min=1)
+    J = len(counts)
+    side = min(8.0, max(3.0, 0.42 * J))
+    figure = new_figure(side + 2.4, side + 1.4, title)
+    axes = plain_axes(figure.subplots(), "Predicted", "True")
+    # The square root makes a class that errs once in fifty visible beside the full diagonal.
+    shades = axes.imshow(shares, cmap=STYLE["counts"], norm=PowerNorm(0.5, 0, 1), interpolation="nearest")
+    cell = 0.85 * side * 72 / J  # points
+    _class_ticks(axes, [shorten(name, 18) for name in class_names], cell)
+    digits = len(str(int(counts.max(initial=0))))
+    size = min(STYLE["text"], cell / (0.65 * digits + 0.4))
+    if size >= 5:
+        for row, column in zip(*np.nonzero(counts)):
+            colour = "white" if shares[row, column] > 0.3 else STYLE["ink"]
+            words = str(int(counts[row, column]))
+            axes.text(column, row, words, ha="center", va="center", fontsize=size, color=colour)
+    bar = figure.colorbar(shades, ax=axes, shrink=0.6, ticks=[0, 0.02, 0.1, 0.25, 0.5, 1])
+    bar.ax.set_yticklabels(["0 %", "2 %", "10 %", "25 %", "50 %", "100 %"])
+    bar.set_label("Share of the true class", fontsize=STYLE["small"], color=STYLE["ink"])
+    bar.ax.tick_params(labelsize=STYLE["small"], colors=STYLE["quiet"], length=2)
+    bar.outline.set_visible(False)
+    return figure
+
+
+def figure_mistakes(
+    images: Tensor,
+    true: Tensor,
+    predicted: Tensor,
+    lengths: Tensor,
+    class_names: Sequence[str] | None = None,
+    *,
+    limit: int = 15,
+    title: str = "",
+) -> Figure:
+    """Images that were taken for something else, in the order given (`worst_mistakes` finds one).
+
+    images           (N, C, H, W); the first `limit` are shown
+    true, predicted  (N,) class ids, or (N, J) masks of several classes
+    lengths          (N, J)
+    """
+    shown = min(len(images), limit)
+    columns = min(5, max(3, shown))
+    rows = max(1, math.ceil(shown / columns))
+    figure = new_figure(1.7 * columns, rows * (1.6 * aspect_of(images) + 0.38) + (0.4 if title else 0), title)
+    if not shown:
+        return _only_words(figure, "No mistakes.")
+    for position, axes in enumerate(figure.subplots(rows, columns, squeeze=False).flat):
+        if position >= shown:
+            axes.set_axis_off()
+            continue
+        answer = predicted[position].cpu()
+        label = f"true {names_of(true[position].cpu(), class_names, 13)}\nsaid {names_of(answer, class_names, 13)}"
+        if answer.ndim == 0:
+            label += f" ({float(lengths[position, int(answer)]):.2f})"
+        image_axes(axes, images[position], label)
+    return figure
+
+
+def figure_lengths(
+    lengths: Tensor,
+    class_names: Sequence[str] | None = None,
+    *,
+    target: int | None = None,
+    top: int = 20,
+    title: str = "Length of each class capsule",
+) -> Figure:
+    """Bars of the class lengths of one image: all in class order, or of many classes the `top` longest.
+
+    lengths  (J,)
+    target   the true class, named in the figure
+    """
+    values = lengths.detach().float().cpu()
+    longest = values.argsort(descending=True, stable=True)
+    order = longest[:top] if len(values) > top else torch.arange(len(values))
+    answer = int(longest[0])
+    figure = new_figure(4.8, 0.9 + 0.24 * len(order), title)
+    axes = plain_axes(figure.subplots())
+    places = list(range(len(order)))
+    colours = [STYLE["main"] if index == answer else STYLE["faint"] for index in order.tolist()]
+    axes.barh(places, values[order].numpy(), color=colours, height=0.72)
+    for place, index in enumerate(order.tolist()):
+        words = f"{float(values[index]):.2f}" + (" (true class)" if index == target else "")
+        axes.text(float(values[index]) + 0.01, place, words, va="center", fontsize=STYLE["small"], color=STYLE["quiet"])
+    axes.set_yticks(places, [names_of(index, class_names, 22) for index in order])
+    axes.set_ylim(len(order) - 0.5, -0.5)
+    axes.set_xlim(0, 1.25)
+    axes.set_xticks([0, 0.25, 0.5, 0.75, 1])
+    axes.tick_params(axis="y", length=0, labelcolor=STYLE["ink"])
+    return figure
+
+
+def _series(history: Sequence[Mapping[str, Any]], key: str) -> Series:
+    """The finite values of one key, against the epoch; an epoch that lacks it is left out."""
+    xs: list[float] = []
+    ys: list[float] = []
+    for position, entry in enumerate(history, start=1):
+        value = entry.get(key)
+        if isinstance(value, (int, float)) and math.isfinite(value):
+            xs.append(float(entry.get("epoch", position)))
+            ys.append(float(value))
+    return xs, ys
+
+
+def _class_ticks(axes: Axes, names: list[str], cell: float) -> None:
+    """Name every class, or as many as leave room for their letters."""
+    step = math.ceil(1.25 * STYLE["small"] / cell)
+    places = list(range(0, len(names), step))
+    shown = [names[place] for place in places]
+    crowded = max(map(len, shown), default=0) * 0.6 * STYLE["small"] > cell * step
+    axes.set_xticks(places, shown, rotation=90 if crowded else 0)
+    axes.set_yticks(places, shown)
+
+
+def _only_words(figure: Figure, words: str) -> Figure:
+    axes = figure.subplots()
+    axes.set_axis_off()
+    axes.text(0.5, 0.5, words, ha="center", va="center", fontsize=STYLE["text"], color=STYLE["quiet"])
+    return figure

@@ -1,0 +1,139 @@
+"""Figures of what capsules saw: reconstructions, dimension sweeps, routing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from torchcaps.explain.reconstruct import Reconstructions
+from torchcaps.explain.style import STYLE, aspect_of, image_axes, names_of, new_figure, pixels, plain_axes, shorten
+from torchcaps.explain.sweep import SWEEP
+
+if TYPE_CHECKING:
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.figure import Figure
+
+
+def figure_reconstructions(
+    images: Tensor,
+    drawn: Reconstructions,
+    class_names: Sequence[str] | None = None,
+    *,
+    limit: int = 10,
+    title: str = "What the decoder draws from one class or another",
+) -> Figure:
+    """Inputs in a row, and below each what the decoder draws from its true, its predicted and a wrong class.
+
+    images  (B, C, H, W); the first `limit` are shown
+    drawn   what `reconstructions` gave for them
+    """
+    kinds = [("Predicted class", drawn.predicted, drawn.from_predicted), ("Wrong class", drawn.wrong, drawn.from_wrong)]
+    if drawn.true is not None and drawn.from_true is not None:
+        kinds.insert(0, ("True class", drawn.true, drawn.from_true))
+    columns = min(len(images), limit)
+    lengths = drawn.lengths.detach().cpu()
+    figure = new_figure(max(4.4, 1 + 0.95 * columns), (1 + len(kinds)) * (0.95 * aspect_of(images) + 0.35) + 0.5, title)
+    grid = figure.subplots(1 + len(kinds), columns, squeeze=False)
+    for column in range(columns):
+        image_axes(grid[0, column], images[column])
+        for row, (_, classes, pictures) in enumerate(kinds, start=1):
+            chosen = classes[column].cpu()
+            long = lengths[column][chosen].tolist()
+            label = f"{names_of(chosen, class_names, 12)}\n{', '.join(f'{value:.2f}' for value in long[:3])}"
+            missed = drawn.true is not None and row == 2 and not torch.equal(chosen, drawn.true[column].cpu())
+            image_axes(grid[row, column], pictures[column], label, STYLE["second"] if missed else None)
+    for row, name in enumerate(["Input", *(kind[0] for kind in kinds)]):
+        grid[row, 0].set_ylabel(name, fontsize=STYLE["text"], color=STYLE["ink"])
+    return figure
+
+
+def figure_sweep(
+    swept: Tensor, values: Sequence[float] = SWEEP, *, title: str = "What each dimension of the capsule stands for"
+) -> Figure:
+    """One row a dimension, one column a value added to it; the middle column is the same in every row.
+
+    swept   (D, V, C, H, W), what `sweep` gave
+    values  the V numbers that were added
+    """
+    D, V, C, H, W = swept.shape
+    gap = max(1, round(0.06 * max(H, W)))
+    # One picture of all tiles instead of D·V axes, which would take matplotlib many seconds.
+    tiles = torch.ones(D, V, C, H + gap, W + gap)
+    tiles[..., :H, :W] = swept.detach().float().cpu()
+    mosaic = pixels(tiles.permute(2, 0, 3, 1, 4).reshape(C, D * (H + gap), V * (W + gap)))[:-gap, :-gap]
+    tile = 0.55
+    figure = new_figure(1 + tile * V, 0.9 + tile * D * aspect_of(swept), title)
+    axes = plain_axes(figure.subplots(), "Added to the dimension", "Dimension")
+    axes.imshow(mosaic, cmap="gray", vmin=0, vmax=1, interpolation="nearest", aspect="equal")
+    axes.set_xticks([column * (W + gap) + W / 2 for column in range(V)], [_signed(value) for value in values])
+    axes.set_yticks([row * (H + gap) + H / 2 for row in range(D)], [str(row + 1) for row in range(D)])
+    axes.tick_params(length=0)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    return figure
+
+
+def figure_routing(
+    image: Tensor,
+    heat: Tensor,
+    lengths: Tensor,
+    entropies: Tensor | Sequence[float] | None = None,
+    class_names: Sequence[str] | None = None,
+    *,
+    top: int = 4,
+    title: str = "Where the children coupled to each class sit",
+) -> Figure:
+    """The image under a heat map of each of the longest classes, one row an iteration, one colour scale for all.
+
+    image      (C, H, W)
+    heat       (R, J, H, W)  what `maps_on_image` made of `routing_maps`, for this image
+    lengths    (J,)          the class capsules' lengths
+    entropies  (R,)          what `coupling_entropy` gave for each iteration
+    """
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import PowerNorm
+    from matplotlib.ticker import MaxNLocator
+
+    heat, lengths = torch.nan_to_num(heat.detach().float().cpu()), lengths.detach().float().cpu()
+    chosen = lengths.argsort(descending=True, stable=True)[:top].tolist()
+    R = len(heat)
+    # Every child couples a little to every class: the square keeps that from outshining where routing is decided.
+    scale = ScalarMappable(PowerNorm(2, 0, max(float(heat[:, chosen].max()), 1e-12)), STYLE["heat"])
+    width, height = 1.7 * (1 + len(chosen)) + 0.9, R * 1.6 * aspect_of(image) + 0.9
+    figure = new_figure(max(width, 4.8), height, title)
+    grid = figure.subplots(R, 1 + len(chosen), squeeze=False)
+    for row in range(R):
+        image_axes(grid[row, 0], image if row == 0 else None, "Input" if row == 0 else "")
+        for column, index in enumerate(chosen, start=1):
+            name = shorten(str(index) if class_names is None else class_names[index])
+            axes = image_axes(
+                grid[row, column], None, f"{name}\nlength {float(lengths[index]):.2f}" if row == 0 else ""
+            )
+            axes.imshow(_glow(image, heat[row, index], scale))
+        words = f"Iteration {row + 1}"
+        if entropies is not None:
+            words += f"\nentropy {float(entropies[row]):.3f}"
+        grid[row, 0].set_ylabel(words, fontsize=STYLE["text"], color=STYLE["ink"])
+    bar = figure.colorbar(scale, ax=list(grid.flat), shrink=0.6, pad=0.02, ticks=MaxNLocator(4))
+    bar.set_label("Coupling × child's length", fontsize=STYLE["small"], color=STYLE["ink"])
+    bar.ax.tick_params(labelsize=STYLE["small"], colors=STYLE["quiet"], length=2)
+    bar.outline.set_visible(False)
+    return figure
+
+
+def _glow(image: Tensor, heat_HW: Tensor, scale: ScalarMappable) -> np.ndarray:
+    """The heat's colours as light on the darkened grey image: where there is no heat, the image is seen as it is."""
+    finer = max(1, round(160 / max(heat_HW.shape)))
+    size = [finer * side for side in heat_HW.shape]
+    smooth = functional.interpolate(heat_HW[None, None], size=size, mode="bilinear", align_corners=False)[0, 0]
+    grey = 0.45 * pixels(image.detach().mean(0, keepdim=True)).repeat(finer, 0).repeat(finer, 1)[..., None]
+    return 1 - (1 - grey) * (1 - scale.to_rgba(smooth.numpy())[..., :3])
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.2f}".replace("-", "−") if value else "0"

@@ -1,0 +1,44 @@
+"""What an explanation needs of a model, and how a model is asked without being changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import cast
+
+import torch
+from torch import nn
+
+from torchcaps.errors import UserError
+from torchcaps.models import CapsNet
+
+
+def needs_capsules(model: nn.Module, what: str) -> CapsNet:
+    """The model, if it routes primary capsules on a grid to class capsules, as CapsNet does."""
+    if not all(hasattr(model, name) for name in ("children_of", "classes", "grid")):
+        raise UserError(
+            f"{what}: a {type(model).__name__} has no capsules to look into; use a capsule network (capsnet)"
+        )
+    return cast(CapsNet, model)
+
+
+def needs_decoder(model: nn.Module, what: str) -> CapsNet:
+    """The model, if it can draw what a capsule saw."""
+    capsules = needs_capsules(model, what)
+    if getattr(model, "decoder", None) is None:
+        raise UserError(
+            f"{what}: this {type(model).__name__} has no decoder; train one with model.decoder=dense or conv"
+        )
+    return capsules
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """No gradients and no dropout inside; afterwards the model trains on as before."""
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(training)

@@ -1,0 +1,66 @@
+"""What the decoder draws from the capsule of one class or another (figures 3 and 5 of Sabour et al. 2017)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from torchcaps.explain.mistakes import predicted_classes
+from torchcaps.explain.needs import evaluating, needs_decoder
+from torchcaps.losses import multi_hot
+
+
+class Reconstructions(NamedTuple):
+    """An image as its true, its predicted and a wrong class describe it, and which classes those are.
+
+    lengths         (B, J)        the class capsules' lengths
+    true            (B, J) bool   None when no targets were given, and so is from_true
+    predicted       (B, J) bool   the longest capsule; with multi-hot targets, all from a length of 0.5 on
+    wrong           (B, J) bool   the runner-up: the longest capsule that is neither true nor predicted; where there is
+                                  no such class the longest that is not true, and no class at all where all are
+    from_true, from_predicted, from_wrong   (B, C, H, W)
+    """
+
+    lengths: Tensor
+    true: Tensor | None
+    predicted: Tensor
+    wrong: Tensor
+    from_true: Tensor | None
+    from_predicted: Tensor
+    from_wrong: Tensor
+
+    @property
+    def predictions(self) -> Tensor:
+        """(B,) the class of the longest capsule."""
+        return self.lengths.argmax(-1)
+
+
+def reconstructions(model: nn.Module, images: Tensor, targets: Tensor | None = None) -> Reconstructions:
+    """Decode each image from its true, its predicted and a wrong class.
+
+    images   (B, C, H, W) in [0, 1]
+    targets  (B,) class ids, (B, J) multi-hot, or None where the truth is not known
+    """
+    capsnet = needs_decoder(model, "reconstructions")
+    with evaluating(model):
+        parents = capsnet.classes(capsnet.children_of(images.to(capsnet.device)))
+        lengths = parents.activation
+        predicted = predicted_classes(lengths, several=targets is not None and targets.ndim == 2)
+        true = None if targets is None else multi_hot(targets.to(lengths.device), lengths.shape[-1]).bool()
+        wrong = _runner_up(lengths, predicted if true is None else true, predicted)
+
+        def draw(classes_BJ: Tensor) -> Tensor:
+            return capsnet.decoder(parents.pose * classes_BJ[..., None])  # type: ignore[misc]
+
+        from_true = None if true is None else draw(true)
+        return Reconstructions(lengths, true, predicted, wrong, from_true, draw(predicted), draw(wrong))
+
+
+def _runner_up(lengths_BJ: Tensor, true_BJ: Tensor, predicted_BJ: Tensor) -> Tensor:
+    neither = ~(true_BJ | predicted_BJ)
+    # Of two classes, one true and the other predicted, neither is left: then the prediction is the wrong class.
+    eligible = torch.where(neither.any(-1, keepdim=True), neither, ~true_BJ)
+    longest = lengths_BJ.masked_fill(~eligible, -1).argmax(-1)
+    return multi_hot(longest, lengths_BJ.shape[-1]).bool() & eligible

@@ -1,0 +1,43 @@
+"""What a dimension of a capsule stands for (figure 4 of Sabour et al. 2017)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from torchcaps.explain.needs import evaluating, needs_decoder
+from torchcaps.layers import mask_capsules
+
+SWEEP = tuple(step / 20 for step in range(-5, 6))  # −0.25 … 0.25 in steps of 0.05, the paper's
+
+
+def sweep(
+    model: nn.Module, images: Tensor, values: Sequence[float] = SWEEP, target: int | Tensor | None = None
+) -> Tensor:
+    """Change one dimension of a class capsule at a time, and decode.
+
+    images   (C, H, W), or (B, C, H, W), in [0, 1]
+    values   V numbers, each added to each of the D dimensions in turn
+    target   the class whose capsule is decoded: one for all images, or (B,); by default the longest capsule's
+    returns  (D, V, C, H, W), or (B, D, V, C, H, W) for a batch
+    """
+    capsnet = needs_decoder(model, "sweep")
+    single = images.ndim == 3
+    batch = (images[None] if single else images).to(capsnet.device)
+    with evaluating(model):
+        parents = capsnet.classes(capsnet.children_of(batch))
+        B, _, D = parents.pose.shape
+        classes = parents.activation.argmax(-1)
+        if target is not None:
+            classes = torch.as_tensor(target, device=batch.device).expand(B)
+        steps = torch.as_tensor(values, dtype=parents.pose.dtype, device=batch.device)
+        V = len(steps)
+        shifts_DVD = steps[None, :, None] * torch.eye(D, dtype=steps.dtype, device=steps.device)[:, None, :]
+        poses_BDVJD = parents.pose[:, None, None] + shifts_DVD[:, :, None]
+        # Every capsule is shifted, but the decoder only ever sees the chosen one.
+        masked = mask_capsules(poses_BDVJD.flatten(0, 2), classes.repeat_interleave(D * V))
+        decoded = capsnet.decoder(masked)  # type: ignore[misc]
+        swept = decoded.view(B, D, V, *decoded.shape[1:])
+    return swept[0] if single else swept

@@ -1,0 +1,1 @@
+"""From a recipe, or from arrays, to a trained model."""

@@ -1,0 +1,123 @@
+"""The state of a run in one file, written so that it is either the old one or the new one, never half of either."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from torchcaps.errors import UserError
+from torchcaps.models import ImageModel
+
+FORMAT = "1"
+
+
+@dataclass
+class State:
+    """All that a run must have to go on exactly where it was.
+
+    average     the model whose weights are the running mean of the trained one's, if the recipe asks for it
+    generator   makes every random number of augmentation
+    epoch, batch, step   finished epochs, finished batches of this epoch, finished steps in all
+    totals      sums over this epoch so far, for its line in the history
+    history     one dict for each finished epoch
+    best        the best validation accuracy so far
+    """
+
+    model: ImageModel
+    optimizer: torch.optim.Optimizer
+    generator: torch.Generator
+    average: ImageModel | None = None
+    epoch: int = 0
+    batch: int = 0
+    step: int = 0
+    seconds: float = 0.0
+    totals: dict[str, float] = field(default_factory=dict)
+    history: list[dict[str, float]] = field(default_factory=list)
+    best: float | None = None
+
+    @property
+    def final(self) -> ImageModel:
+        """The model to evaluate and keep."""
+        return self.average or self.model
+
+
+_PLAIN = ("epoch", "batch", "step", "seconds", "totals", "history", "best")
+
+
+def save_checkpoint(state: State, path: Path) -> None:
+    """Write a state: to a temporary file, flushed to the disk, then moved into place."""
+    tensors = dict(_flatten(state))
+    plain = {name: getattr(state, name) for name in _PLAIN}
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, aside, {"format": FORMAT, "state": json.dumps(plain)})
+        with open(aside, "rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    except OSError as error:
+        raise UserError(f"cannot write the checkpoint {path}: {error.strerror or error}") from error
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def load_checkpoint(state: State, path: Path) -> None:
+    """Fill a state, made from the same recipe, with what was saved."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist: there is nothing to resume") from None
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"the checkpoint {path} cannot be read: {error}") from error
+    if metadata.get("format") != FORMAT:
+        raise UserError(f"{path} is not a checkpoint of this version of torchcaps")
+    try:
+        _restore(state, tensors)
+    except (RuntimeError, KeyError, ValueError) as error:
+        raise UserError(f"the checkpoint {path} is of another model: {str(error).splitlines()[-1].strip()}") from error
+    for name, value in json.loads(metadata["state"]).items():
+        setattr(state, name, value)
+
+
+def _flatten(state: State) -> list[tuple[str, Tensor]]:
+    """Every tensor of a state under a name of its own, on the CPU, none sharing memory with another."""
+    named: list[tuple[str, Tensor]] = []
+    for prefix, model in (("model", state.model), ("average", state.average)):
+        if model is not None:
+            named += [(f"{prefix}/{name}", tensor) for name, tensor in model.state_dict().items()]
+    for index, moments in state.optimizer.state_dict()["state"].items():
+        named += [(f"optimizer/{index}/{name}", tensor) for name, tensor in moments.items()]
+    named.append(("random/torch", torch.get_rng_state()))
+    named.append(("random/augment", state.generator.get_state()))
+    if state.generator.device.type == "cuda":
+        named.append(("random/cuda", torch.cuda.get_rng_state(state.generator.device)))
+    return [(name, tensor.detach().cpu().clone().contiguous()) for name, tensor in named]
+
+
+def _restore(state: State, tensors: dict[str, Tensor]) -> None:
+    def below(prefix: str) -> dict[str, Tensor]:
+        return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+    state.model.load_state_dict(below("model/"))
+    if state.average is not None:
+        state.average.load_state_dict(below("average/"))
+    moments: dict[int, dict[str, Tensor]] = {}
+    for name, tensor in below("optimizer/").items():
+        index, key = name.split("/")
+        moments.setdefault(int(index), {})[key] = tensor
+    groups: list[Any] = state.optimizer.state_dict()["param_groups"]
+    state.optimizer.load_state_dict({"state": moments, "param_groups": groups})
+    torch.set_rng_state(tensors["random/torch"])
+    state.generator.set_state(tensors["random/augment"])
+    if "random/cuda" in tensors and torch.cuda.is_available():
+        torch.cuda.set_rng_state(tensors["random/cuda"], state.generator.device)

@@ -1,0 +1,190 @@
+"""The training loop and the evaluation: two plain functions."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import NamedTuple, Protocol
+
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor
+
+from torchcaps.data import Dataset, Resident, augment, batches, centre_crop, num_batches
+from torchcaps.errors import UserError
+from torchcaps.losses import combine
+from torchcaps.models import ImageModel
+from torchcaps.train.checkpoint import State
+from torchcaps.train.recipe import Recipe
+from torchcaps.train.schedule import learning_rate
+from torchcaps.train.tasks import Classify
+
+EVALUATION_BATCH = 256
+
+
+class Watcher(Protocol):
+    """Whoever looks on: the progress bar, the log files, the checkpoints."""
+
+    def step(self, state: State, totals: Totals) -> None: ...
+    def epoch(self, state: State, line: dict[str, float]) -> None: ...
+    def stopping(self) -> bool: ...
+
+
+class Interrupted(Exception):
+    """The run was asked to stop, after a whole step; its state can be saved and resumed."""
+
+
+def train(
+    state: State,
+    train_data: Dataset,
+    validation: Dataset | None,
+    task: Classify,
+    recipe: Recipe,
+    fabric: Fabric,
+    watcher: Watcher,
+) -> None:
+    """Train until the recipe's last epoch, from wherever the state is."""
+    settings = recipe.train
+    data = Resident(train_data, fabric.device)
+    total_steps = settings.epochs * num_batches(len(data), settings.batch_size)
+    model, optimizer = fabric.setup(state.model, state.optimizer)
+
+    while state.epoch < settings.epochs:
+        model.train()
+        totals = Totals(state.totals)
+        epoch_data = batches(
+            data,
+            settings.batch_size,
+            device=fabric.device,
+            seed=settings.seed,
+            epoch=state.epoch,
+            start=state.batch,
+        )
+        started = time.perf_counter()
+        for images, targets in epoch_data:
+            images = augment(images, state.generator, **recipe.augment.model_dump())
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate(state.step, total_steps, recipe.optim)
+
+            output = model(images, targets)
+            terms = task.terms(output, images, targets)
+            loss = combine(terms, task.weights, task.example_weights(targets))
+            fabric.backward(loss)
+            if recipe.optim.clip is not None:
+                fabric.clip_gradients(model, optimizer, max_norm=recipe.optim.clip)
+            optimizer.step()
+            optimizer.zero_grad()
+            state.step += 1
+            state.batch += 1
+            if state.average is not None:
+                update_average(state.average, state.model, settings.ema, state.step)
+
+            totals.add(loss, terms, task.correct(output.lengths, targets))
+            watcher.step(state, totals)
+            if watcher.stopping():
+                state.totals = totals.read()
+                state.seconds += time.perf_counter() - started
+                raise Interrupted
+        _check_finite(totals.read()["loss"], state)
+        seconds = time.perf_counter() - started
+        state.epoch, state.batch, state.totals = state.epoch + 1, 0, {}
+        state.seconds += seconds
+        line = {
+            "epoch": state.epoch,
+            "step": state.step,
+            **totals.means("train_"),
+            "learning_rate": learning_rate(state.step - 1, total_steps, recipe.optim),
+            "images_per_second": totals.new_examples / seconds,
+        }
+        if validation is not None:
+            result = evaluate(state.final, validation, task)
+            line |= {"val_loss": result.loss, "val_accuracy": result.accuracy}
+        state.history.append(line)
+        watcher.epoch(state, line)
+
+
+class Result(NamedTuple):
+    """What an evaluation gives: lengths (N, J) in the order of the data, and means over it."""
+
+    lengths: Tensor
+    loss: float
+    accuracy: float
+
+
+@torch.no_grad()
+def evaluate(model: ImageModel, dataset: Dataset, task: Classify) -> Result:
+    """A model's answers to a data set, in float32 and as they are: no augmentation, centre crops only."""
+    was_training = model.training
+    model.eval()
+    data = Resident(dataset, model.device)
+    totals, lengths = Totals({}), []
+    for images, targets in batches(data, EVALUATION_BATCH, device=model.device, seed=0, epoch=0, shuffle=False):
+        images = centre_crop(images, _crop_for(model, images))
+        output = model(images, targets)
+        terms = task.terms(output, images, targets)
+        totals.add(combine(terms, task.weights), terms, task.correct(output.lengths, targets))
+        lengths.append(output.lengths)
+    model.train(was_training)
+    means = totals.means()
+    return Result(torch.cat(lengths).cpu(), means["loss"], means["accuracy"])
+
+
+class Totals:
+    """Sums over the examples of an epoch, kept on the device until somebody reads them."""
+
+    def __init__(self, sums: dict[str, float]):
+        self._before = dict(sums)  # of the part of the epoch that ran before a resume
+        self._sums: dict[str, Tensor] = {}
+        self.new_examples = 0
+
+    def add(self, loss: Tensor, terms: dict[str, Tensor], correct: Tensor) -> None:
+        count = len(correct)
+        sums = {"loss": loss.detach() * count, "accuracy": correct.sum()}
+        sums |= {name: term.detach().sum() for name, term in terms.items()}
+        for name, value in sums.items():
+            self._sums[name] = self._sums[name] + value if name in self._sums else value
+        self.new_examples += count
+
+    def read(self) -> dict[str, float]:
+        sums = {name: self._before.get(name, 0.0) + float(value) for name, value in self._sums.items()}
+        return {**self._before, **sums, "examples": self._before.get("examples", 0) + self.new_examples}
+
+    def means(self, prefix: str = "") -> dict[str, float]:
+        sums = self.read()
+        examples = max(1, sums.pop("examples"))
+        return {prefix + name: value / examples for name, value in sums.items()}
+
+
+def make_fabric(device: str, precision: str) -> Fabric:
+    """One device: "auto", "cpu", "cuda" or "mps"; precision "auto" is bf16 convolutions on CUDA, fp32 elsewhere."""
+    kinds = {"auto": True, "cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    kind = "cuda" if device == "gpu" else device
+    if kind not in kinds:
+        raise UserError(f"--device {device}: choose one of {', '.join(kinds)}")
+    if not kinds[kind]:
+        raise UserError(f"--device {device}: this machine, or this build of PyTorch, has none; use --device cpu")
+    if kind == "auto":
+        kind = next(name for name in ("cuda", "mps", "cpu") if kinds[name])
+    mixed = precision == "bf16" or (precision == "auto" and kind == "cuda")
+    return Fabric(accelerator=kind, devices=1, precision="bf16-mixed" if mixed else "32-true")
+
+
+@torch.no_grad()
+def update_average(average: ImageModel, model: ImageModel, decay: float, step: int) -> None:
+    """Move the averaged weights towards the model's: slowly, but for the first steps, when there is little to keep."""
+    decay = min(decay, (1 + step) / (10 + step))
+    torch._foreach_lerp_(list(average.parameters()), list(model.parameters()), 1 - decay)
+    for kept, current in zip(average.buffers(), model.buffers()):
+        kept.copy_(current)
+
+
+def _crop_for(model: ImageModel, images: Tensor) -> int:
+    return 0 if images.shape[1:] == model.image_shape else model.image_shape[1]
+
+
+def _check_finite(loss: float, state: State) -> None:
+    if not math.isfinite(loss):
+        raise UserError(
+            f"the loss became {loss} in epoch {state.epoch + 1} (by step {state.step}): "
+            "lower optim.lr, set optim.clip=1, or train with --precision fp32"
+        )

@@ -1,0 +1,69 @@
+"""A saved model measured on a test set."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torchcaps.data import SOURCES, Dataset, load_data
+from torchcaps.errors import UserError
+from torchcaps.models import ImageModel
+from torchcaps.train import engine
+from torchcaps.train.recipe import LossSection
+from torchcaps.train.tasks import Classify
+
+
+def evaluate_model(model: ImageModel, data: str | None = None) -> dict[str, Any]:
+    """Accuracy, error, loss and n on the model's own test set, or on `data`: an image folder, a CSV, or a name."""
+    settings, name = _settings(model, data)
+    splits = load_data(**settings)
+    dataset = splits.test if splits.test is not None else splits.train
+    if data is None and splits.test is None:
+        raise UserError("this model's data has no test set: give one with --data")
+    dataset = _in_model_order(dataset, model)
+    task = Classify.for_model(model, dataset, LossSection())
+    result = engine.evaluate(model, dataset, task)
+    return {
+        "data": name,
+        "accuracy": result.accuracy,
+        "error": 1 - result.accuracy,
+        "loss": result.loss,
+        "n": len(dataset),
+    }
+
+
+def _settings(model: ImageModel, data: str | None) -> tuple[dict[str, Any], str]:
+    """Arguments of load_data that give images as the model wants them."""
+    shape = {"image_size": tuple(model.resize_to), "channels": model.image_shape[0]}
+    if data is None:
+        own = model.trained_by.get("data")
+        if own is None:
+            raise UserError("this model does not say what it was trained on: give a test set with --data")
+        return {**own, **shape}, own["path"] or own["source"]
+    if Path(data).exists():
+        # Everything in the folder, or its test split if it has one.
+        return {"source": "folder", "path": data, "validation": 0, "test": 0, **shape}, data
+    if data in SOURCES and data != "folder":
+        return {"source": data, **shape}, data
+    raise UserError(f"--data {data}: there is no such folder, and no data set of that name; see `torchcaps list`")
+
+
+def _in_model_order(dataset: Dataset, model: ImageModel) -> Dataset:
+    """The same images with targets numbered as the model numbers its classes."""
+    if dataset.class_names == model.class_names:
+        return dataset
+    unknown = sorted(set(dataset.class_names) - set(model.class_names))
+    if unknown:
+        raise UserError(
+            f"the data has classes the model does not know: {', '.join(unknown[:5])}; "
+            f"the model knows {', '.join(model.class_names[:10])}"
+        )
+    places = torch.tensor([model.class_names.index(name) for name in dataset.class_names])
+    if dataset.multi_label:
+        targets = torch.zeros(len(dataset), model.num_classes)
+        targets[:, places] = dataset.targets
+    else:
+        targets = places[dataset.targets]
+    return Dataset(dataset.images, targets, model.class_names, dataset.files)

@@ -1,0 +1,163 @@
+"""A recipe: everything that decides a result, in one validated YAML file."""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from torchcaps.errors import UserError, did_you_mean
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class DataSection(Section):
+    """Where images come from; the fields are the arguments of `torchcaps.data.load_data`."""
+
+    source: str = "digits"
+    path: str | None = None
+    image_size: int | tuple[int, int] | None = None
+    channels: Literal[1, 3] | None = None
+    validation: float = Field(0.1, ge=0)  # a fraction, or a count from 1 on; 0 holds nothing out, for a final refit
+    test: float = Field(0.2, ge=0)  # where the source has no test split of its own
+    split_seed: int = 0
+    limit: int | None = Field(None, ge=1)
+
+
+class AugmentSection(Section):
+    """Random changes to training images; the fields are the arguments of `torchcaps.data.augment`."""
+
+    shift: int = Field(0, ge=0)  # pixels
+    rotate: float = Field(0.0, ge=0)  # degrees
+    shear: float = Field(0.0, ge=0)
+    scale: float = Field(0.0, ge=0, lt=1)
+    crop: int = Field(0, ge=0)  # side of a random crop; the centre is cut out at test time
+    flip: bool = False
+
+
+class ModelSection(BaseModel):
+    """A name of `torchcaps.list_models()`; what else is given here goes to that model."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    name: str = "capsnet"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+
+class LossSection(Section):
+    """Weights of the terms. By default capsules: margin 1, reconstruction 0.392 / values of an image (0.0005 at 28×28);
+    CNNs: cross-entropy 1."""
+
+    margin: float | None = Field(None, ge=0)
+    reconstruction: float | None = Field(None, ge=0)
+    cross_entropy: float | None = Field(None, ge=0)
+    class_weights: bool = False  # weigh rare classes up
+
+
+class OptimSection(Section):
+    name: Literal["adam", "adamw"] = "adam"
+    lr: float = Field(1e-3, gt=0)
+    betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: float = Field(0.0, ge=0)
+    warmup_steps: int = Field(0, ge=0)
+    schedule: Literal["constant", "exponential", "linear", "cosine"] = "constant"
+    decay_rate: float = Field(0.96, gt=0, le=1)  # exponential: lr × decay_rate every decay_steps
+    decay_steps: int = Field(2000, ge=1)
+    final: float = Field(0.0, ge=0, le=1)  # linear, cosine: the share of lr that is left at the end
+    clip: float | None = Field(None, gt=0)  # largest norm of the gradient
+
+
+class TrainSection(Section):
+    epochs: int = Field(10, ge=1)
+    batch_size: int = Field(128, ge=1)
+    seed: int = Field(0, ge=0)
+    precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 convolutions on CUDA, fp32 elsewhere
+    ema: float = Field(0.0, ge=0, lt=1)  # decay of the averaged weights; 0: none
+    select: Literal["last", "best"] = "last"  # the weights that are kept: the last, or the best on validation
+
+
+class Recipe(Section):
+    name: str
+    description: str = ""
+    data: DataSection = DataSection()
+    augment: AugmentSection = AugmentSection()
+    model: ModelSection = ModelSection()
+    loss: LossSection = LossSection()
+    optim: OptimSection = OptimSection()
+    train: TrainSection = TrainSection()
+
+    def to_yaml(self) -> str:
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def list_recipes() -> list[str]:
+    """The recipes that come with the package."""
+    return sorted(path.stem for path in _book().glob("*.yaml"))
+
+
+def load_recipe(name_or_path: str, overrides: list[str] | tuple[str, ...] = ()) -> Recipe:
+    """A shipped recipe by name, or a YAML file; overrides are "section.field=value"."""
+    path = Path(name_or_path)
+    if path.suffix not in (".yaml", ".yml"):
+        path = _book() / f"{name_or_path}.yaml"
+        if not path.is_file():
+            raise UserError(f"there is no recipe called {name_or_path!r}: {did_you_mean(name_or_path, list_recipes())}")
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(f"recipe {path} cannot be read: {_first_line(error)}") from error
+    if not isinstance(tree, dict):
+        raise UserError(f"recipe {path} is not a set of 'section:' entries")
+    tree.setdefault("name", path.stem)
+    return make_recipe(tree, overrides)
+
+
+def make_recipe(tree: dict[str, Any], overrides: list[str] | tuple[str, ...] = ()) -> Recipe:
+    """Validate a recipe given as nested dicts."""
+    for override in overrides:
+        _override(tree, override)
+    try:
+        return Recipe.model_validate(tree)
+    except ValidationError as error:
+        raise UserError(f"recipe {tree.get('name')}: " + "; ".join(map(_explain, error.errors()))) from error
+
+
+def _override(tree: dict[str, Any], assignment: str) -> None:
+    key, equals, text = assignment.partition("=")
+    *parents, leaf = key.strip().split(".")
+    if not equals or not leaf:
+        raise UserError(f"--set {assignment}: write it as section.field=value, for example train.epochs=3")
+    for parent in parents:
+        child = tree.setdefault(parent, {})
+        if not isinstance(child, dict):
+            raise UserError(f"--set {assignment}: {parent} is a value, not a section")
+        tree = child
+    try:
+        tree[leaf] = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UserError(f"--set {assignment}: {text!r} is not a value ({_first_line(error)})") from error
+
+
+def _explain(problem: Any) -> str:
+    where = [str(part) for part in problem["loc"]]
+    if problem["type"] == "extra_forbidden":
+        section: Any = Recipe
+        for part in where[:-1]:
+            section = section.model_fields[part].annotation
+        return f"{'.'.join(where)} is not a setting: {did_you_mean(where[-1], section.model_fields)}"
+    return f"{'.'.join(where)}: {problem['msg'].lower()}, got {problem['input']!r}"
+
+
+def _first_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
+
+
+def _book() -> Path:
+    return Path(str(resources.files("torchcaps"))) / "recipes"

@@ -1,0 +1,212 @@
+"""report.html: what a run learned and where it errs, in one file that opens anywhere."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchcaps import explain
+from torchcaps.errors import UserError
+from torchcaps.explain.html import code, page, paragraph, picture, section, table
+
+EXAMPLES = 8  # images whose reconstructions are shown, before up to two mistakes
+SWEPT = 2  # images whose capsules are swept
+CONFUSIONS = 10  # rows of the table that stands in for numbers too small to print
+
+
+def write_report(
+    path: str | os.PathLike[str],
+    *,
+    title: str,
+    summary: Mapping[str, Any],
+    recipe_text: str,
+    history: Sequence[Mapping[str, Any]],
+    model: nn.Module,
+    test_images: Tensor,
+    test_targets: Tensor,
+    test_lengths: Tensor,
+    class_names: Sequence[str],
+) -> Path:
+    """Write a self-contained page and return its path; what the model cannot show is left out, with a sentence.
+
+    history       a dict per epoch: epoch, train_loss, val_accuracy, …
+    test_images   (N, C, H, W) in [0, 1]
+    test_targets  (N,) class ids, or (N, J) multi-hot
+    test_lengths  (N, J)  what the model answered
+    """
+    images, targets, lengths = (value.detach().cpu() for value in (test_images, test_targets, test_lengths))
+    names = [str(name) for name in class_names]
+    mistakes = explain.worst_mistakes(lengths, targets)
+    sections = [section("Summary", table([(_words(key), _value(key, value)) for key, value in summary.items()]))]
+    sections.append(section("Learning curves", _curves(history)))
+    if len(images):
+        sections += [
+            section("Per class" if targets.ndim == 2 else "Confusion matrix", *_scores(lengths, targets, names)),
+            section("Worst mistakes", *_mistakes(images, targets, lengths, names, mistakes)),
+            section("Reconstructions", *_or_why_not(_reconstructions, model, images, targets, lengths, names)),
+            section("Dimension sweeps", *_or_why_not(_sweeps, model, images, targets, lengths, names)),
+            section("Couplings", *_or_why_not(_couplings, model, images, targets, lengths, names)),
+        ]
+    else:
+        sections.append(section("Test images", paragraph("There were none, so there is nothing to show.")))
+    sections.append(section("Recipe", code(recipe_text)))
+    return _write(Path(path), page(title, sections))
+
+
+def _curves(history: Sequence[Mapping[str, Any]]) -> str:
+    if not history:
+        return paragraph("No epoch was recorded.")
+    caption = "Training measures are averages over an epoch, while the weights change."
+    if not any(key.startswith("val_") for entry in history for key in entry):
+        caption += " No validation images were held out."
+    return picture(explain.figure_curves(history), "Loss and accuracy by epoch", caption)
+
+
+def _scores(lengths: Tensor, targets: Tensor, names: list[str]) -> list[str]:
+    if targets.ndim == 2:
+        return _per_class(lengths, targets, names)
+    matrix = explain.confusion_matrix(targets, lengths.argmax(-1), len(names))
+    caption = "Rows are the true classes, columns the answers; the shade is the share of the true class."
+    parts = [picture(explain.figure_confusion(matrix, names), "Confusion matrix", caption)]
+    wrong = matrix.clone().fill_diagonal_(0).flatten()
+    worst = wrong.argsort(descending=True, stable=True)[:CONFUSIONS].tolist()
+    rows = [
+        (names[cell // len(names)], names[cell % len(names)], str(int(wrong[cell]))) for cell in worst if wrong[cell]
+    ]
+    if len(names) > 20 and rows:
+        parts += [paragraph("The most frequent confusions:"), table(rows, ("True class", "Taken for", "Images"))]
+    return parts
+
+
+def _per_class(lengths: Tensor, targets: Tensor, names: list[str]) -> list[str]:
+    precision, recall, support = explain.precision_recall(lengths, targets)
+    rows = [
+        (name, _percent(float(precision[j])), _percent(float(recall[j])), str(int(support[j])))
+        for j, name in enumerate(names)
+    ]
+    about = (
+        "An image may carry several labels, so there is no confusion matrix. A class counts as found from a length of "
+        "0.5 on. Precision: how much of what was found is right; recall: how much of what is there was found."
+    )
+    return [paragraph(about), table(rows, ("Class", "Precision", "Recall", "Images"))]
+
+
+def _mistakes(images: Tensor, targets: Tensor, lengths: Tensor, names: list[str], mistakes: Tensor) -> list[str]:
+    if not len(mistakes):
+        noun = "image was" if len(images) == 1 else "images were all"
+        return [paragraph(f"There are none: the {len(images):,} {noun} answered rightly.")]
+    several = targets.ndim == 2
+    answers = explain.predicted_classes(lengths, several) if several else lengths.argmax(-1)
+    shown = mistakes[:15]
+    figure = explain.figure_mistakes(images[shown], targets[shown], answers[shown], lengths[shown], names)
+    how_many = f"{len(mistakes):,} of {len(images):,} answers are wrong"
+    caption = f"{how_many}; the most confident of them come first, with the length of the class answered in brackets."
+    if several:
+        caption = f"{how_many} in at least one class; the most confident of them come first."
+    return [picture(figure, "The most confident wrong answers", caption)]
+
+
+def _reconstructions(model: nn.Module, images: Tensor, targets: Tensor, lengths: Tensor, names: list[str]) -> list[str]:
+    chosen = torch.cat([_examples(targets, EXAMPLES), explain.worst_mistakes(lengths, targets, 2)])
+    drawn = explain.reconstructions(model, images[chosen], targets[chosen])
+    caption = (
+        "What the decoder draws when it sees only the capsule of the true class, of the predicted class, or of a wrong "
+        "class (the runner-up), with that capsule's length. The last columns are mistakes, where there are any."
+    )
+    figure = explain.figure_reconstructions(images[chosen], drawn, names, title="")
+    return [picture(figure, "Reconstructions below their inputs", caption)]
+
+
+def _sweeps(model: nn.Module, images: Tensor, targets: Tensor, lengths: Tensor, names: list[str]) -> list[str]:
+    parts = [paragraph("One dimension of the longest class capsule is changed at a time, and the result decoded.")]
+    for index in _surest(lengths, SWEPT):
+        name = names[int(lengths[index].argmax())]
+        figure = explain.figure_sweep(explain.sweep(model, images[index]), title=f"The capsule of class {name}")
+        parts.append(picture(figure, f"Dimension sweep of class {name}"))
+    return parts
+
+
+def _couplings(model: nn.Module, images: Tensor, targets: Tensor, lengths: Tensor, names: list[str]) -> list[str]:
+    about = (
+        "Bright is where primary capsules are both sure and coupled to the class. In the first iteration every class "
+        "gets the same; from then on children move to the class whose other children agree with them. The entropy of "
+        "the couplings (in nats, averaged over children) falls as they decide."
+    )
+    parts = [paragraph(about)]
+    chosen = dict.fromkeys([*_surest(lengths, 1), *explain.worst_mistakes(lengths, targets, 1).tolist()])
+    for index in chosen:
+        image = images[index : index + 1]
+        heat = explain.maps_on_image(model, explain.routing_maps(model, image)[:, 0])
+        entropies = explain.coupling_entropy(explain.routing_couplings(model, image)[:, 0])
+        there = targets[index].nonzero().flatten().tolist() if targets.ndim == 2 else [int(targets[index])]
+        title = f"True class: {' + '.join(names[j] for j in there) or 'none'}"
+        figure = explain.figure_routing(images[index], heat, lengths[index], entropies, names, title=title)
+        parts.append(picture(figure, f"Routing maps. {title}"))
+    return parts
+
+
+def _or_why_not(show: Any, model: nn.Module, *test: Any) -> list[str]:
+    """What a section shows, or the sentence that says why this model has no such thing."""
+    try:
+        return show(model, *test)
+    except UserError as error:
+        return [paragraph(f"Left out: {str(error).split(': ', 1)[-1]}.")]
+
+
+def _examples(targets: Tensor, limit: int) -> Tensor:
+    """Positions of the first image of each class, then of the next ones until there are `limit`."""
+    classes = targets.argmax(-1) if targets.ndim == 2 else targets
+    first: dict[int, int] = {}
+    for position, index in enumerate(classes.tolist()):
+        first.setdefault(index, position)
+    chosen = [first[index] for index in sorted(first)][:limit]
+    taken = set(chosen)
+    rest = (position for position in range(len(targets)) if position not in taken)
+    return torch.tensor(chosen + [position for position, _ in zip(rest, range(limit - len(chosen)))])
+
+
+def _surest(lengths: Tensor, limit: int) -> list[int]:
+    """Positions of the most confident answers, no two of the same class."""
+    best: dict[int, int] = {}
+    for position in lengths.amax(-1).argsort(descending=True, stable=True).tolist():
+        best.setdefault(int(lengths[position].argmax()), position)
+        if len(best) == limit:
+            break
+    return list(best.values())
+
+
+def _words(key: str) -> str:
+    known = {"val": "validation", "n": "images"}
+    return " ".join(known.get(word, word) for word in key.split("_")).capitalize()
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.2f} %" if value == value else "–"
+
+
+def _value(key: str, value: Any) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        return _percent(value) if key.endswith(("accuracy", "precision", "recall")) else f"{value:,.4g}"
+    if isinstance(value, int) and not isinstance(value, bool) and key != "seed":
+        return f"{value:,}"
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def _write(path: Path, text: str) -> Path:
+    """All or nothing: a reader never finds half a page, and a failed write leaves an earlier page as it was."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    half = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        half.write_text(text, encoding="utf-8")
+        os.replace(half, path)
+    finally:
+        half.unlink(missing_ok=True)
+    return path

@@ -1,0 +1,148 @@
+"""One run, from a recipe to a folder with a trained model, its figures and a report."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from torchcaps._version import __version__
+from torchcaps.data import Dataset, Splits, load_data, num_batches
+from torchcaps.errors import UserError
+from torchcaps.models import ImageModel, load, save
+from torchcaps.train import engine
+from torchcaps.train.checkpoint import State, load_checkpoint, save_checkpoint
+from torchcaps.train.recipe import Recipe, load_recipe
+from torchcaps.train.report import write_report
+from torchcaps.train.setup import make_state, seeded
+from torchcaps.train.tasks import Classify
+from torchcaps.train.watch import RunWatcher
+
+
+def start_run(recipe: Recipe, *, out: Path | None = None, device: str = "auto", console: Console | None = None) -> Path:
+    """Train a recipe in a new folder, `runs/<recipe>-<time>` unless `out` names one; returns it."""
+    folder = out or Path("runs") / f"{recipe.name}-{datetime.now():%Y%m%d-%H%M%S}"
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder} already exists and is not empty: give another --out, or --resume {folder}")
+    return _run(recipe, folder, device, console or Console(quiet=True), resume=False)
+
+
+def resume_run(
+    folder: Path, overrides: list[str] | tuple[str, ...] = (), *, device: str = "auto", console: Console | None = None
+) -> Path:
+    """Go on with an interrupted run, exactly where it was."""
+    if not (folder / "recipe.yaml").is_file():
+        raise UserError(f"{folder} is not a run: it has no recipe.yaml; give the folder that `torchcaps train` named")
+    recipe = load_recipe(str(folder / "recipe.yaml"), overrides)
+    return _run(recipe, folder, device, console or Console(quiet=True), resume=True)
+
+
+def _run(recipe: Recipe, folder: Path, device: str, console: Console, resume: bool) -> Path:
+    fabric = engine.make_fabric(device, recipe.train.precision)
+    splits = load_data(**recipe.data.model_dump())
+    with seeded(recipe.train.seed, fabric.device):
+        state, task = make_state(recipe, splits.train, fabric.device)
+        last = folder / "checkpoints" / "last.safetensors"
+        if resume:
+            load_checkpoint(state, last)
+            if state.epoch >= recipe.train.epochs and (folder / "summary.json").is_file():
+                raise UserError(f"{folder} has finished its {state.epoch} epochs: add more with --epochs")
+        _prepare_folder(folder, recipe)
+        _announce(recipe, splits, state.model, fabric.device, console)
+        steps = num_batches(len(splits.train), recipe.train.batch_size)
+        watcher = RunWatcher(folder, recipe.train.epochs, steps, console)
+        try:
+            with watcher.watching(state):
+                engine.train(state, splits.train, splits.validation, task, recipe, fabric, watcher)
+        except engine.Interrupted:
+            save_checkpoint(state, last)
+            console.print(f"\nstopped after step {state.step}; go on with:  torchcaps train --resume {folder}")
+            raise
+    _finish(folder, recipe, splits, state, task, console)
+    return folder
+
+
+def _prepare_folder(folder: Path, recipe: Recipe) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "recipe.yaml").write_text(recipe.to_yaml(), encoding="utf-8")
+    except OSError as error:
+        raise UserError(
+            f"cannot write to {folder}: {error.strerror or error}; choose another folder with --out"
+        ) from error
+
+
+def _announce(recipe: Recipe, splits: Splits, model: ImageModel, device: Any, console: Console) -> None:
+    sizes = [f"{len(splits.train):,} to train on"]
+    sizes += [
+        f"{len(part):,} {name}" for name, part in (("validation", splits.validation), ("test", splits.test)) if part
+    ]
+    shape = "×".join(map(str, model.image_shape))
+    console.print(
+        f"[bold]{recipe.name}[/bold]: {recipe.model.name}, {model.parameter_count():,} parameters, on {device}\n"
+        f"data: {splits.source}, {shape}, {model.num_classes} classes; images: {', '.join(sizes)}",
+        highlight=False,
+    )
+
+
+def _finish(folder: Path, recipe: Recipe, splits: Splits, state: State, task: Classify, console: Console) -> None:
+    """Keep the chosen weights, look at the test set (once), write the summary and the report."""
+    model = state.final
+    best = folder / "checkpoints" / "best"
+    if recipe.train.select == "best" and best.is_dir():
+        model = load(best, model.device)
+    model.eval()
+    model.trained_by = {
+        "recipe": recipe.name,
+        "seed": recipe.train.seed,
+        "data": recipe.data.model_dump(mode="json"),
+        "multi_label": splits.train.multi_label,
+    }
+    save(model, folder / "model")
+    measured = {name: getattr(splits, name) for name in ("validation", "test") if getattr(splits, name) is not None}
+    results = {name: engine.evaluate(model, part, task) for name, part in measured.items()}
+    summary = {
+        "recipe": recipe.name,
+        "seed": recipe.train.seed,
+        "version": __version__,
+        "model": recipe.model.name,
+        "parameters": model.parameter_count(),
+        "device": str(model.device),
+        "epochs": state.epoch,
+        "steps": state.step,
+        "train_n": len(splits.train),
+        "train_seconds": round(state.seconds, 3),
+        "images_per_second": round(state.epoch * len(splits.train) / state.seconds, 1),
+        "val_accuracy": results["validation"].accuracy if "validation" in results else None,
+        "val_n": len(splits.validation) if splits.validation is not None else 0,
+        "test_accuracy": results["test"].accuracy if "test" in results else None,
+        "test_n": len(splits.test) if splits.test is not None else 0,
+        "finished": datetime.now().astimezone().isoformat(timespec="seconds"),
+    }
+    shown = "test" if "test" in results else "validation" if "validation" in results else None
+    dataset: Dataset = measured[shown] if shown else splits.train
+    lengths = (results[shown] if shown else engine.evaluate(model, dataset, task)).lengths
+    report = write_report(
+        folder / "report.html",
+        title=f"{recipe.name} (seed {recipe.train.seed})",
+        summary=summary,
+        recipe_text=recipe.to_yaml(),
+        history=state.history,
+        model=model,
+        test_images=model.prepare(dataset.images).cpu(),
+        test_targets=dataset.targets,
+        test_lengths=lengths,
+        class_names=model.class_names,
+    )
+    # The summary comes last: its presence says that the run is whole.
+    (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    if shown:
+        console.print(
+            f"\n{shown} accuracy {results[shown].accuracy:.2%} on {len(dataset):,} images",
+            style="bold green",
+            highlight=False,
+        )
+    console.print(f"report  {report}\nmodel   {folder / 'model'}", highlight=False, soft_wrap=True)

@@ -1,0 +1,73 @@
+"""From a recipe and its data to a model, an optimiser and a task, ready for the first step."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from torchcaps.data import Dataset
+from torchcaps.errors import UserError
+from torchcaps.layers import DenseCaps
+from torchcaps.models import ImageModel, create_model
+from torchcaps.train.checkpoint import State
+from torchcaps.train.recipe import Recipe
+from torchcaps.train.tasks import Classify
+
+LARGE = 20_000_000  # parameters of one capsule layer: a hundred times what 32×32 images give
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Everything inside starts from this seed; the caller's random numbers go on as if nothing had happened."""
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        yield
+
+
+def make_state(recipe: Recipe, data: Dataset, device: torch.device) -> tuple[State, Classify]:
+    """A new model for this data, with optimiser and random state, on the device; and what it is to learn."""
+    model = make_model(recipe, data).to(device)
+    optim = recipe.optim
+    kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[optim.name]
+    optimizer = kind(model.parameters(), lr=optim.lr, betas=optim.betas, weight_decay=optim.weight_decay, fused=True)
+    average = copy.deepcopy(model).requires_grad_(False) if recipe.train.ema else None
+    generator = torch.Generator(device).manual_seed(recipe.train.seed)
+    return State(model, optimizer, generator, average), Classify.for_model(model, data, recipe.loss)
+
+
+def make_model(recipe: Recipe, data: Dataset) -> ImageModel:
+    """The recipe's model, its shapes and class names taken from the data unless the recipe gives them."""
+    channels, height, width = data.image_shape
+    crop = recipe.augment.crop
+    if crop > min(height, width):
+        raise UserError(f"augment.crop is {crop}, but the images are only {height}×{width}")
+    options = {
+        "image_shape": (channels, crop or height, crop or width),
+        "num_classes": data.num_classes,
+        "class_names": data.class_names,
+        **recipe.model.options,
+    }
+    if crop:
+        options["resize_to"] = (height, width)
+    if data.multi_label and "cnn" in recipe.model.name:
+        options["multi_label"] = True
+    model = create_model(recipe.model.name, **options)
+    _warn_if_large(model)
+    return model
+
+
+def _warn_if_large(model: ImageModel) -> None:
+    for name, layer in model.named_modules():
+        if isinstance(layer, DenseCaps) and layer.weight.numel() > LARGE:
+            _, height, width = model.image_shape
+            warnings.warn(
+                f"images of {height}×{width} give the capsule layer {name!r} {layer.in_capsules:,} children and "
+                f"{layer.weight.numel():,} parameters: a smaller data.image_size (32 is usual) trains faster and "
+                "needs less memory",
+                stacklevel=3,
+            )

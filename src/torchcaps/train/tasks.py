@@ -1,0 +1,73 @@
+"""What is learned: which losses, what counts as right."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torchcaps import losses
+from torchcaps.capsules import PRESENT
+from torchcaps.data import Dataset, class_weights
+from torchcaps.errors import UserError
+from torchcaps.models import ImageModel, Output
+from torchcaps.train.recipe import LossSection
+
+PAPER_RECONSTRUCTION = 0.0005 * 28 * 28  # the paper's weight, for images of any size: divided by the number of values
+
+
+@dataclass(frozen=True)
+class Classify:
+    """One class an image (targets (B,)), or any number of them (targets (B, J) multi-hot)."""
+
+    weights: dict[str, float]  # of the loss terms
+    class_weights_J: Tensor | None = None
+
+    @staticmethod
+    def for_model(model: ImageModel, train: Dataset, section: LossSection) -> Classify:
+        given = {name: getattr(section, name) for name in ("margin", "reconstruction", "cross_entropy")}
+        capsules = hasattr(model, "reconstruct")
+        draws = capsules and getattr(model, "decoder", None) is not None
+        values = torch.Size(model.image_shape).numel()
+        usual = {
+            "margin": 1.0 if capsules else 0.0,
+            "reconstruction": PAPER_RECONSTRUCTION / values if draws else 0.0,
+            "cross_entropy": 0.0 if capsules else 1.0,
+        }
+        if given["reconstruction"] and not draws:
+            raise UserError("loss.reconstruction: this model has no decoder; leave it out, or set model.decoder")
+        if given["cross_entropy"] and capsules:
+            raise UserError("loss.cross_entropy: capsule lengths are no logits; use loss.margin")
+        weights = {name: usual[name] if weight is None else weight for name, weight in given.items()}
+        weights = {name: weight for name, weight in weights.items() if weight}
+        if not weights:
+            raise UserError("loss: every weight is 0, so there is nothing to learn")
+        return Classify(weights, class_weights(train) if section.class_weights else None)
+
+    def terms(self, output: Output, images: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        """Each loss that has a weight, one value per example."""
+        terms = {}
+        if "margin" in self.weights:
+            terms["margin"] = losses.margin_loss(output.lengths, targets)
+        if "reconstruction" in self.weights and output.reconstruction is not None:
+            terms["reconstruction"] = losses.reconstruction_loss(output.reconstruction, images)
+        if "cross_entropy" in self.weights and output.logits is not None:
+            terms["cross_entropy"] = losses.cross_entropy(output.logits, targets)
+        return terms
+
+    def example_weights(self, targets: Tensor) -> Tensor | None:
+        """(B,) weights that make rare classes count more."""
+        if self.class_weights_J is None:
+            return None
+        weights_J = self.class_weights_J.to(targets.device)
+        if targets.ndim == 1:
+            return weights_J[targets]
+        return (targets * weights_J).sum(-1) / targets.sum(-1).clamp_min(1)
+
+    @staticmethod
+    def correct(lengths: Tensor, targets: Tensor) -> Tensor:
+        """(B,) 1 where the answer is right; for several labels, where exactly the right classes are found."""
+        if targets.ndim == 1:
+            return (lengths.argmax(-1) == targets).float()
+        return ((lengths >= PRESENT) == (targets > 0)).all(-1).float()

@@ -1,0 +1,145 @@
+"""Looking on while a run trains: progress bar, metrics files, checkpoints, and the wish to stop."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from torchcaps.models.files import write_model
+from torchcaps.train.checkpoint import State, save_checkpoint
+from torchcaps.train.engine import Totals
+
+REFRESH = 0.5  # seconds between two looks at the metrics: each makes an accelerator wait
+
+
+class Quiet:
+    """Looks on without a word; for `fit` and for tests."""
+
+    def step(self, state: State, totals: Totals) -> None: ...
+
+    def epoch(self, state: State, line: dict[str, float]) -> None: ...
+
+    def stopping(self) -> bool:
+        return False
+
+
+class RunWatcher:
+    """Shows progress and keeps a run folder up to date.
+
+    metrics.jsonl                  one line for each epoch
+    tensorboard/                   the same as curves
+    checkpoints/last.safetensors   the state after each epoch, or when the run was interrupted
+    checkpoints/best/              the model that was best on validation
+    """
+
+    def __init__(self, folder: Path, epochs: int, steps_per_epoch: int, console: Console):
+        self.folder, self.epochs, self.console = folder, epochs, console
+        self._steps = steps_per_epoch
+        self._stop = False
+        self._next_look = 0.0
+        self._progress = Progress(
+            TextColumn("epoch {task.fields[epoch]}"),
+            BarColumn(),
+            TextColumn(
+                "{task.fields[rate]:>7,.0f} img/s  loss {task.fields[loss]:.4f}  acc {task.fields[accuracy]:.2%}"
+            ),
+            TimeRemainingColumn(compact=True),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+
+    @contextmanager
+    def watching(self, state: State) -> Iterator[None]:
+        """Progress bar, TensorBoard writer and signal handlers, for as long as the block runs."""
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._write_history(state)
+        self._board = SummaryWriter(str(self.folder / "tensorboard"), purge_step=state.epoch + 1)
+        self._bar = self._progress.add_task(
+            "",
+            total=self.epochs * self._steps,
+            completed=state.step,
+            epoch=f"{state.epoch + 1}/{self.epochs}",
+            rate=0.0,
+            loss=0.0,
+            accuracy=0.0,
+        )
+        self._began, self._first = time.perf_counter(), state.step
+        with self._signals(), self._progress:
+            try:
+                yield
+            finally:
+                self._board.close()
+
+    def step(self, state: State, totals: Totals) -> None:
+        now = time.perf_counter()
+        if self._progress.disable or now < self._next_look:
+            return
+        self._next_look = now + REFRESH
+        means = totals.means()
+        images = totals.read()["examples"] / max(1, state.batch)
+        self._progress.update(
+            self._bar,
+            completed=state.step,
+            epoch=f"{state.epoch + 1}/{self.epochs}",
+            rate=(state.step - self._first) * images / (now - self._began),
+            loss=means["loss"],
+            accuracy=means["accuracy"],
+        )
+
+    def epoch(self, state: State, line: dict[str, float]) -> None:
+        with open(self.folder / "metrics.jsonl", "a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+        for name, value in line.items():
+            if name not in ("epoch", "step"):
+                self._board.add_scalar(name.replace("_", "/", 1), value, int(line["epoch"]))
+        accuracy = line.get("val_accuracy", line["train_accuracy"])
+        if "val_accuracy" in line and (state.best is None or accuracy > state.best):
+            state.best = accuracy
+            best = self.folder / "checkpoints" / "best"
+            best.mkdir(parents=True, exist_ok=True)
+            write_model(state.final, best)
+        save_checkpoint(state, self.folder / "checkpoints" / "last.safetensors")
+        seen = f"  val {line['val_accuracy']:.2%}" if "val_accuracy" in line else ""
+        self.console.print(
+            f"epoch {int(line['epoch']):>3}/{self.epochs}  loss {line['train_loss']:.4f}  "
+            f"train {line['train_accuracy']:.2%}{seen}  {line['images_per_second']:,.0f} img/s",
+            highlight=False,
+        )
+
+    def stopping(self) -> bool:
+        return self._stop
+
+    def _write_history(self, state: State) -> None:
+        # What an interrupted run had written after its last checkpoint is not part of the run that goes on.
+        lines = "".join(json.dumps(line) + "\n" for line in state.history)
+        (self.folder / "metrics.jsonl").write_text(lines, encoding="utf-8")
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """The first Ctrl-C (or SIGTERM) asks to stop after the current step, the second stops at once."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def ask(number: int, frame: FrameType | None) -> None:
+            if self._stop:
+                raise KeyboardInterrupt
+            self._stop = True
+
+        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)

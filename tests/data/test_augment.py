@@ -1,0 +1,103 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from torchcaps.data import augment, centre_crop
+from torchcaps.errors import UserError
+
+
+def seeded(seed=0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def dot(height=11, width=11, y=5, x=5, batch=64) -> torch.Tensor:
+    images = torch.zeros(batch, 1, height, width)
+    images[:, :, y, x] = 1
+    return images
+
+
+def test_nothing_asked_returns_the_same_tensor():
+    images = dot()
+    assert augment(images) is images
+    assert augment(images, crop=11) is images
+    assert centre_crop(images, 0) is images
+
+
+def test_shift_augmentation_is_exact_integer():
+    images = torch.rand(200, 2, 6, 7, generator=seeded())
+    moved = augment(images, seeded(1), shift=2)
+    seen = set()
+    for image, result in zip(images, moved):
+        fits = []
+        for dy in range(-2, 3):
+            for dx in range(-2, 3):
+                expected = torch.zeros_like(image)
+                rows, columns = slice(max(dy, 0), 6 + min(dy, 0)), slice(max(dx, 0), 7 + min(dx, 0))
+                expected[:, rows, columns] = image.roll((dy, dx), (1, 2))[:, rows, columns]
+                if torch.equal(result, expected):
+                    fits.append((dy, dx))
+        assert len(fits) == 1
+        seen.add(fits[0])
+    assert len(seen) == 25  # every shift occurs
+
+
+@settings(deadline=None)
+@given(shift=st.integers(1, 4), seed=st.integers(0, 1000))
+def test_a_shift_can_be_undone_when_nothing_leaves_the_image(shift, seed):
+    images = torch.zeros(3, 1, 12, 12)
+    images[:, :, 4:8, 4:8] = torch.rand(3, 1, 4, 4, generator=seeded(seed)) + 0.1
+    moved = augment(images, seeded(seed), shift=shift)
+    for image, result in zip(images, moved):
+        assert torch.equal(result[result > 0], image[image > 0])
+        corner = (result[0] > 0).nonzero()[0] - 4
+        assert torch.equal(result.roll((-int(corner[0]), -int(corner[1])), (1, 2)), image)
+
+
+@settings(deadline=None)
+@given(
+    seed=st.integers(0, 1000),
+    height=st.integers(5, 12),
+    width=st.integers(5, 12),
+    batch=st.integers(0, 3),
+    options=st.fixed_dictionaries(
+        {},
+        optional={
+            "shift": st.integers(0, 3),
+            "rotate": st.floats(0, 180),
+            "shear": st.floats(0, 1),
+            "scale": st.floats(0, 0.9),
+            "crop": st.integers(0, 5),
+            "flip": st.booleans(),
+        },
+    ),
+)
+def test_augment_keeps_shape_dtype_and_range(seed, height, width, batch, options):
+    images = torch.rand(batch, 3, height, width, generator=seeded(seed))
+    result = augment(images, seeded(seed), **options)
+    crop = options.get("crop", 0)
+    assert result.shape == (batch, 3, crop or height, crop or width)
+    assert result.dtype == images.dtype
+    assert ((result >= 0) & (result <= 1 + 1e-5)).all()
+    assert torch.equal(result, augment(images, seeded(seed), **options))
+
+
+def test_crop_takes_windows_and_flip_mirrors_half():
+    images = torch.arange(64.0).view(1, 1, 8, 8).expand(100, 1, 8, 8)
+    crops = augment(images, seeded(), crop=5)
+    assert len(crops[:, 0, 0, 0].unique()) > 10
+    assert torch.equal(crops - crops[:, :, :1, :1], (images - images[:, :, :1, :1])[:, :, :5, :5])
+    flipped = augment(images, seeded(), flip=True)[:, 0, 0, 0] == 7
+    assert 30 < int(flipped.sum()) < 70
+    assert centre_crop(images, 4)[0, 0, 0, 0] == 2 * 8 + 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"shift": -1}, "shift=-1"), ({"scale": 1.0}, "scale=1.0"), ({"crop": 12}, "does not fit into images of 11×11")],
+)
+def test_impossible_augmentation_is_refused(options, message):
+    with pytest.raises(UserError, match=message):
+        augment(dot(), **options)
+    with pytest.raises(UserError, match="crop=12"):
+        centre_crop(dot(), 12)

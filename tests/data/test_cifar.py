@@ -1,0 +1,87 @@
+import io
+import tarfile
+
+import pytest
+import torch
+
+from torchcaps.data import load_data
+from torchcaps.data.cifar import ARCHIVE, FOLDER, RECORD, TEST_FILES, TRAIN_FILES
+from torchcaps.errors import UserError
+
+
+def records(first_label: int, count: int = 10) -> bytes:
+    return b"".join(bytes([(first_label + i) % 10]) + bytes([i]) * (RECORD - 1) for i in range(count))
+
+
+CONTENTS = {name: records(j) for j, name in enumerate(TRAIN_FILES + TEST_FILES)}
+
+
+def write_folder(folder, contents=CONTENTS):
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, data in contents.items():
+        (folder / name).write_bytes(data)
+
+
+def write_archive(path, contents=CONTENTS, prefix=f"{FOLDER}/"):
+    with tarfile.open(path, "w:gz") as tar:
+        for name, data in contents.items():
+            member = tarfile.TarInfo(prefix + name)
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+
+
+@pytest.mark.parametrize("place", ["folder", "inside", "archive", "archive itself"])
+def test_cifar10_is_found_as_folder_or_archive(tmp_path, place):
+    if place.startswith("archive"):
+        write_archive(tmp_path / ARCHIVE)
+    else:
+        write_folder(tmp_path / FOLDER if place == "inside" else tmp_path)
+    splits = load_data("cifar10", path=tmp_path / ARCHIVE if place == "archive itself" else tmp_path, validation=0)
+    assert (len(splits.train), len(splits.test), splits.train.image_shape) == (50, 10, (3, 32, 32))
+    assert splits.train.targets[:12].tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2]
+    assert splits.train.images[3].unique().tolist() == [3]
+    assert splits.train.class_names[0] == "airplane"
+
+
+def test_pixels_are_stored_channel_by_channel(tmp_path):
+    planes = bytes([5]) + bytes([1]) * 1024 + bytes([2]) * 1024 + bytes(range(256)) * 4
+    write_folder(tmp_path, CONTENTS | {"test_batch.bin": planes})
+    image = load_data("cifar10", path=tmp_path).test.images[0]
+    assert image[0].unique().tolist() == [1]
+    assert image[1].unique().tolist() == [2]
+    assert torch.equal(image[2, 0], torch.arange(32, dtype=torch.uint8))
+
+
+def test_nothing_in_an_archive_is_written_to_disk(tmp_path):
+    write_archive(tmp_path / "bad.tar.gz", {"../../escaped": b"x", **CONTENTS}, prefix="")
+    with pytest.raises(UserError, match="does not contain"):
+        load_data("cifar10", path=tmp_path / "bad.tar.gz")
+    write_archive(tmp_path / ARCHIVE)
+    load_data("cifar10", path=tmp_path)
+    assert {p.name for p in tmp_path.iterdir()} == {"bad.tar.gz", ARCHIVE}
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (b"", "not a whole number"),
+        (records(0)[:-1], "not a whole number of 3073-byte records"),
+        (b"\x0a" + records(0)[1:], "label 10"),
+    ],
+)
+def test_damaged_records_are_refused_by_name(tmp_path, bad, message):
+    write_folder(tmp_path, CONTENTS | {"data_batch_3.bin": bad})
+    with pytest.raises(UserError, match=f"data_batch_3.bin.*{message}"):
+        load_data("cifar10", path=tmp_path)
+
+
+def test_missing_and_truncated_files_are_refused(tmp_path):
+    with pytest.raises(UserError, match="holds neither"):
+        load_data("cifar10", path=tmp_path)
+    write_folder(tmp_path / "few", {TRAIN_FILES[0]: records(0)})
+    with pytest.raises(UserError, match=r"cannot read .*data_batch_2"):
+        load_data("cifar10", path=tmp_path / "few")
+    write_archive(tmp_path / ARCHIVE)
+    (tmp_path / ARCHIVE).write_bytes((tmp_path / ARCHIVE).read_bytes()[:200])
+    with pytest.raises(UserError, match="damaged archive"):
+        load_data("cifar10", path=tmp_path)

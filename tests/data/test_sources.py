@@ -1,0 +1,113 @@
+import gzip
+import struct
+
+import pytest
+import torch
+
+from torchcaps.data import SOURCES, download, load_data
+from torchcaps.data import sources as sources_module
+from torchcaps.errors import UserError
+
+
+def idx(shape: tuple[int, ...], body: bytes) -> bytes:
+    return bytes([0, 0, 8, len(shape)]) + struct.pack(f">{len(shape)}I", *shape) + body
+
+
+NAMES = [remote.name for remote in download.REMOTES["mnist"]]
+LABELS = bytes([0, 1, 2] * 4)
+FILES = [idx((12, 4, 4), bytes(192)), idx((12,), LABELS), idx((6, 4, 4), bytes(96)), idx((6,), LABELS[:6])]
+
+
+def write_mnist(folder, zipped=True, skip=()):
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, data in zip(NAMES, FILES):
+        if name not in skip:
+            path = folder / (name if zipped else name.removesuffix(".gz"))
+            path.write_bytes(gzip.compress(data) if zipped else data)
+
+
+def test_digits_are_embedded_and_split_the_same_every_time():
+    once, again = load_data(), load_data("digits", split_seed=5)
+    assert once.source == "digits"
+    assert sum(map(len, (once.train, once.validation, once.test))) == 1797
+    assert len(once.test) == pytest.approx(0.2 * 1797, abs=1)
+    assert once.train.image_shape == (1, 8, 8)
+    assert (int(once.train.images.min()), int(once.train.images.max())) == (0, 255)
+    assert torch.equal(once.test.images, again.test.images)
+    assert not torch.equal(once.validation.images, again.validation.images)
+
+
+def test_digits_take_another_size_and_colour():
+    splits = load_data("digits", image_size=(12, 16), channels=3, limit=50, validation=0)
+    assert splits.train.image_shape == splits.test.image_shape == (3, 12, 16)
+    assert (len(splits.train), splits.validation) == (50, None)
+    assert torch.equal(splits.train.images[:, 0], splits.train.images[:, 2])
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
+def test_files_in_the_data_folder_are_used_without_network(tmp_path, monkeypatch, name, zipped):
+    monkeypatch.setenv("TORCHCAPS_DATA", str(tmp_path))
+    monkeypatch.setattr(sources_module, "fetch", lambda *_: pytest.fail("went to the network"))
+    write_mnist(tmp_path / name, zipped)
+    splits = load_data(name, validation=3)
+    assert (len(splits.train), len(splits.validation), len(splits.test)) == (9, 3, 6)
+    assert splits.train.class_names[9] == {"mnist": "9", "fashion-mnist": "Ankle boot"}[name]
+
+
+def test_only_the_missing_file_is_downloaded(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHCAPS_DATA", str(tmp_path))
+    write_mnist(tmp_path / "mnist", skip=NAMES[1])
+    fetched = []
+
+    def fetch(remote, folder):
+        fetched.append(remote.name)
+        (folder / remote.name).write_bytes(FILES[1])
+        return folder / remote.name
+
+    monkeypatch.setattr(sources_module, "fetch", fetch)
+    assert load_data("mnist", validation=0).train.targets.tolist() == list(LABELS)
+    assert fetched == [NAMES[1]]
+
+
+def test_a_path_means_the_folder_with_the_files(tmp_path):
+    write_mnist(tmp_path, skip=NAMES[3])
+    with pytest.raises(UserError, match=f"does not hold {NAMES[3]}"):
+        load_data("mnist", path=tmp_path)
+    (tmp_path / "t10k-labels.idx1-ubyte").write_bytes(FILES[3])
+    assert len(load_data("mnist", path=str(tmp_path)).test) == 6
+
+
+def test_cifar10_is_downloaded_when_absent(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHCAPS_DATA", str(tmp_path))
+    asked = []
+    monkeypatch.setattr(sources_module, "fetch", lambda remote, folder: asked.append(folder) or tmp_path / "absent")
+    with pytest.raises(UserError, match="absent"):
+        load_data("cifar10")
+    assert asked == [tmp_path / "cifar10"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"source": "minst"}, "did you mean 'mnist'"),
+        ({"source": "zzz"}, "choose one of: cifar10, digits"),
+        ({"source": "."}, "say source='folder'"),
+        ({"path": "somewhere"}, "say source='folder'"),
+        ({"source": "folder"}, "needs path="),
+        ({"image_size": 0}, "image_size=0"),
+        ({"image_size": (28, 28, 1)}, "image_size="),
+        ({"image_size": 28.5}, "image_size=28.5"),
+        ({"channels": 2}, "channels=2"),
+        ({"validation": 1.5}, "validation=1.5"),
+        ({"test": -1}, "test=-1"),
+        ({"limit": 0}, "limit=0"),
+    ],
+)
+def test_a_mistake_is_answered_with_what_to_do(arguments, message):
+    with pytest.raises(UserError, match=message):
+        load_data(**arguments)
+
+
+def test_the_sources_are_those_that_recipes_name():
+    assert set(SOURCES) == {"digits", "mnist", "fashion-mnist", "cifar10", "folder"}

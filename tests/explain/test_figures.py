@@ -1,0 +1,99 @@
+import subprocess
+import sys
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from torchcaps import explain
+from torchcaps.explain.style import names_of, pixels, shorten
+from torchcaps.models import create_model
+
+
+def words(figure) -> list[str]:
+    """Every text that is drawn."""
+    import matplotlib.text
+
+    return [text.get_text() for text in figure.findobj(matplotlib.text.Text) if text.get_visible() and text.get_text()]
+
+
+def drawn(figure, tmp_path) -> np.ndarray:
+    (tmp_path / "figure.png").write_bytes(explain.png_bytes(figure, 60))
+    return np.asarray(Image.open(tmp_path / "figure.png").convert("L"))
+
+
+def test_importing_explain_leaves_matplotlib_alone():
+    code = "import sys, torchcaps.explain; sys.exit('matplotlib' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.parametrize(("channels", "batch"), [(1, 1), (3, 4), (2, 12)])
+def test_capsule_figures(channels, batch, tmp_path):
+    model = create_model("capsnet_small", image_shape=(channels, 13, 17), num_classes=3)
+    images, names = torch.rand(batch, channels, 13, 17), ["cat", "dog", "$\\bad{$ \n name"]
+    result = explain.reconstructions(model, images, torch.zeros(batch, dtype=torch.long))
+    figure = explain.figure_reconstructions(images, result, names, limit=5)
+    assert len(figure.axes) == 4 * min(batch, 5)
+    assert drawn(figure, tmp_path).std() > 10
+    heat = explain.maps_on_image(model, explain.routing_maps(model, images)[:, 0])
+    routed = explain.figure_routing(images[0], heat, result.lengths[0], torch.tensor([2.5, 1.25, 0.5]), names, top=2)
+    assert "Iteration 2\nentropy 1.250" in words(routed)
+    assert len(routed.axes) == 3 * 3 + 1  # input and two classes, three iterations, the colour bar
+    assert drawn(routed, tmp_path).std() > 10
+
+
+def test_sweep_tiles_stand_in_their_row_and_column():
+    swept = torch.zeros(3, 2, 1, 8, 8)
+    swept[2, 1] = 0.5
+    figure = explain.figure_sweep(swept, (-0.1, 0.1))
+    (image,) = figure.axes[0].images
+    assert image.get_array()[22, 13] == 0.5  # row 3 starts at 2 · (8 + 1), column 2 at 9
+    assert image.get_array()[4, 13] == 0
+    assert {"−0.10", "+0.10", "1", "3"} <= set(words(figure))
+
+
+def test_curves_draw_what_is_there_and_nothing_else():
+    history = [
+        {"epoch": 1, "train_loss": 2.0, "train_accuracy": 0.5, "note": "x", "train_margin": float("nan")},
+        {"epoch": 2, "train_loss": 1.0, "val_loss": 1.5, "train_accuracy": None},
+    ]
+    figure = explain.figure_curves(history)
+    assert [axes.get_ylabel() for axes in figure.axes] == ["Loss", "Accuracy"]
+    assert [line.get_xydata().tolist() for line in figure.axes[0].lines] == [[[1, 2], [2, 1]], [[2, 1.5]]]
+    assert "No epoch was recorded." in words(explain.figure_curves([]))
+
+
+@pytest.mark.parametrize(("classes", "numbers"), [(1, True), (2, True), (10, True), (200, False)])
+def test_confusion_prints_numbers_only_where_they_fit(classes, numbers, tmp_path):
+    matrix = torch.eye(classes, dtype=torch.long) * 123
+    figure = explain.figure_confusion(matrix, [f"a class with a long name {i}" for i in range(classes)])
+    assert ("123" in words(figure)) == numbers
+    assert drawn(figure, tmp_path).std() > 10
+    ticks = figure.axes[0].get_yticklabels()
+    tops = [tick.get_window_extent() for tick in ticks]
+    assert all(below.y1 <= above.y0 + 1 for above, below in pairwise(tops))  # no two names overlap
+
+
+def test_mistakes_and_lengths(tmp_path):
+    lengths = torch.rand(3, 200)
+    answers = lengths.argmax(-1)
+    figure = explain.figure_mistakes(torch.rand(3, 1, 9, 9), torch.tensor([0, 1, 2]), answers, lengths)
+    assert any(f"true 1\nsaid {answers[1]} ({lengths[1].max():.2f})" == text for text in words(figure))
+    assert drawn(figure, tmp_path).std() > 10
+    empty = explain.figure_mistakes(torch.rand(0, 1, 9, 9), answers[:0], answers[:0], lengths[:0])
+    assert "No mistakes." in words(empty)
+    bars = explain.figure_lengths(lengths[0], target=int(answers[0]), top=20)
+    assert len(bars.axes[0].patches) == 20
+    assert f"{lengths[0].max():.2f} (true class)" in words(bars)
+
+
+def test_names_and_pixels():
+    assert shorten("n02085620 Chihuahua dog", 16) == "n02085620…a dog"
+    assert shorten("two\nlines $5") == r"two lines \$5"
+    assert names_of(torch.tensor([True, False, True]), ["a", "b", "c"]) == "a + c"
+    assert names_of(torch.tensor([False, False]), None) == "none"
+    assert pixels(torch.tensor([[[float("nan"), 2.0]]])).tolist() == [[0.0, 1.0]]
+    figure = explain.figure_lengths(torch.rand(2), ["雪", "x"])
+    assert explain.png_bytes(figure, 50) == explain.png_bytes(figure, 50)

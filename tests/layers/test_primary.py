@@ -1,0 +1,61 @@
+"""PrimaryCaps: which number of the convolution ends up in which capsule."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from torchcaps import testing
+from torchcaps.capsules import Capsules
+from torchcaps.layers import PrimaryCaps
+from torchcaps.ops import squash
+
+
+@pytest.mark.parametrize(
+    ("shape", "options", "children"),
+    [
+        ((2, 4, 9, 11), {}, 3 * 1 * 2),
+        ((2, 4, 9, 11), {"kernel_size": 3, "stride": 1}, 3 * 7 * 9),
+        ((2, 4, 9, 11), {"kernel_size": 3, "stride": 2, "padding": 1}, 3 * 5 * 6),
+        ((1, 1, 9, 9), {}, 3),
+        ((0, 4, 9, 9), {}, 3),
+    ],
+    ids=["default", "stride-1", "padded", "one-position", "empty-batch"],
+)
+def test_shapes(shape, options, children):
+    capsules = PrimaryCaps(shape[1], 3, 5, **options)(torch.randn(shape))
+    assert isinstance(capsules, Capsules)
+    assert capsules.pose.shape == (shape[0], children, 5)
+    assert capsules.activation.shape == (shape[0], children)
+
+
+def test_order_is_type_then_row_then_column():
+    layer = PrimaryCaps(2, types=3, dim=4, kernel_size=3, stride=1)
+    features = torch.randn(2, 2, 6, 7)
+    maps = layer.conv(features)  # (2, 12, 4, 5)
+    pose = layer(features).pose.view(2, 3, 4, 5, 4)
+    for t, y, x in [(0, 0, 0), (1, 2, 3), (2, 3, 4)]:
+        torch.testing.assert_close(pose[:, t, y, x], squash(maps[:, 4 * t : 4 * t + 4, y, x]))
+
+
+@pytest.mark.parametrize("leaky", [False, True], ids=["plain", "leaky"])
+def test_routed_form_is_the_authors(leaky):
+    # The convolution has no bias; each type's sum is divided by the number of types (one more when leaky) plus 0.1
+    layer = PrimaryCaps(2, types=4, dim=3, kernel_size=3, stride=1, routed=True, leaky=leaky).double()
+    features = torch.randn(2, 2, 5, 5, dtype=torch.float64)
+    assert layer.conv.bias is None
+    expected = squash((layer.conv(features) / (5 if leaky else 4) + 0.1).view(2, 4, 3, 9), dim=2)
+    torch.testing.assert_close(layer(features).pose, expected.mT.reshape(2, 36, 3), rtol=1e-6, atol=1e-6)
+    assert layer.bias.requires_grad
+
+
+def test_properties():
+    layer = PrimaryCaps(2, 3, 4, kernel_size=3, routed=True)
+    features = torch.randn(3, 2, 6, 6)
+    testing.assert_batch_independent(layer, features)
+    testing.assert_lengths_bounded(layer, features)
+    testing.assert_gradcheck(layer, features[:1])
+
+
+def test_repr_names_types_and_dim():
+    assert "types=3, dim=4" in repr(PrimaryCaps(2, 3, 4))

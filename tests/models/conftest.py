@@ -1,0 +1,52 @@
+"""Every model, at the smallest image that makes a test of it quick."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from torchcaps.losses import combine, cross_entropy, margin_loss, reconstruction_loss
+from torchcaps.models import create_model, list_models
+
+SMALLEST = {  # a model that is not named here is tried at its default size
+    "capsnet": {"image_shape": (1, 18, 18)},
+    "capsnet_small": {"image_shape": (1, 14, 14)},
+    "baseline_cnn": {"image_shape": (1, 6, 6)},
+    "matched_cnn": {"image_shape": (1, 12, 12), "parameters": 50_000},
+}
+
+
+@pytest.fixture(params=list_models())
+def model(request):
+    return create_model(request.param, num_classes=3, **SMALLEST.get(request.param, {}))
+
+
+@pytest.fixture
+def small():
+    """A capsnet_small, in the mood for predictions."""
+    return create_model("capsnet_small", image_shape=(1, 14, 14), num_classes=3).eval()
+
+
+@pytest.fixture
+def loss_of():
+    def loss_of(model, images, targets):
+        out = model(images, targets)
+        if out.logits is not None:
+            return cross_entropy(out.logits, targets).mean()
+        terms = {"margin": margin_loss(out.lengths, targets)}
+        terms["reconstruction"] = reconstruction_loss(out.reconstruction, images)
+        return combine(terms, {"margin": 1.0, "reconstruction": 0.0005})
+
+    return loss_of
+
+
+@pytest.fixture
+def batch():
+    """Random images, brighter from class to class, and their class ids: batch(model, 8)."""
+
+    def batch(model, B):
+        targets = torch.arange(B) % model.num_classes
+        brightness = (targets + 1) / model.num_classes
+        return torch.rand(B, *model.image_shape) * brightness.view(-1, 1, 1, 1), targets
+
+    return batch

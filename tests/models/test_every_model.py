@@ -1,0 +1,88 @@
+"""What holds for every name in list_models()."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+
+from torchcaps.models import ImageModel, load, save
+
+
+def assert_same_answers(a: ImageModel, b: ImageModel, images: torch.Tensor) -> None:
+    for name, x, y in zip(("lengths", "poses", "reconstruction", "logits"), a.eval()(images), b.eval()(images)):
+        assert (x is None) == (y is None), name
+        assert x is None or torch.equal(x, y), name
+
+
+def test_forward(model, batch):
+    images, targets = batch(model, 4)
+    out = model(images, targets)
+    assert out.lengths.shape == (4, 3)
+    assert ((out.lengths >= 0) & (out.lengths <= 1)).all()
+    if out.poses is not None:
+        torch.testing.assert_close(out.poses.norm(dim=-1), out.lengths)
+    if out.reconstruction is not None:
+        assert out.reconstruction.shape == images.shape
+
+
+def test_every_parameter_gets_a_gradient(model, batch, loss_of):
+    loss_of(model, *batch(model, 4)).backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+        assert parameter.grad.abs().max() > 0, name
+
+
+def test_trains(model, batch, loss_of):
+    images, targets = batch(model, 8)
+    before = loss_of(model.eval(), images, targets).item()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    for _ in range(15):
+        optimizer.zero_grad()
+        loss_of(model.train(), images, targets).backward()
+        optimizer.step()
+    assert loss_of(model.eval(), images, targets).item() < 0.95 * before
+
+
+def test_batches_of_none_and_of_one(model, batch):
+    images, _ = batch(model, 3)
+    model.eval()
+    assert model(images[:0]).lengths.shape == (0, 3)
+    torch.testing.assert_close(model(images[1:2]).lengths, model(images).lengths[1:2])
+
+
+def test_saved_and_loaded_is_the_same(model, batch, tmp_path):
+    images, _ = batch(model, 3)
+    folder = save(model.train(), tmp_path / "a" / "model")
+    for path in (folder, str(folder), folder / "model.safetensors", folder.parent):  # the last as in a run folder
+        loaded = load(path)
+        assert type(loaded) is type(model)
+        assert not loaded.training
+        assert_same_answers(model, loaded, images)
+
+
+def test_save_pretrained_and_from_pretrained_is_the_same(model, batch, tmp_path):
+    model.save_pretrained(tmp_path)
+    images, _ = batch(model, 3)
+    assert_same_answers(model, type(model).from_pretrained(tmp_path), images)
+    assert_same_answers(model, ImageModel.from_pretrained(tmp_path), images)
+    assert_same_answers(model, load(tmp_path), images)
+
+
+def test_deep_copy_is_the_same_and_apart(model, batch, tmp_path):
+    images, _ = batch(model, 3)
+    twin = copy.deepcopy(model)
+    assert_same_answers(model, twin, images)
+    assert_same_answers(model, load(save(twin, tmp_path)), images)
+    with torch.no_grad():
+        next(twin.parameters()).zero_()
+    assert next(model.parameters()).abs().max() > 0
+
+
+def test_everything_moves_with_the_model(model):
+    """Nothing is left behind on a device of its own: every tensor a model holds is a parameter or a buffer."""
+    for tensor in (*model.to("meta").parameters(), *model.buffers()):
+        assert tensor.device.type == "meta"
+    for module in model.modules():
+        assert not [name for name, value in vars(module).items() if isinstance(value, torch.Tensor)]

@@ -1,0 +1,104 @@
+"""The chunked path is the reference path: every output and every gradient, in float64 to 1e-10."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from torchcaps.ops import dynamic_routing
+from torchcaps.ops.dynamic import chunked, reference
+
+K, D = 3, 5
+
+
+@pytest.fixture(autouse=True)
+def _many_chunks_and_no_unwritten_output(monkeypatch):
+    monkeypatch.setitem(chunked.SCRATCH, "cpu", 1)  # the smallest chunks there are: 16 children
+    torch.use_deterministic_algorithms(True)  # fills torch.empty with NaN
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def make(B, I, J, D=D, K=K, dtype=torch.float64, bias=True):
+    shapes = ((B, I, K), (I, J, D, K), (J, D))[: 3 if bias else 2]
+    return [torch.randn(shape, dtype=torch.float64).to(dtype).requires_grad_() for shape in shapes]
+
+
+def run(module, inputs, iterations, leaky, through="both"):
+    """Poses, couplings and the gradients of every input through poses, couplings or both."""
+    u, weight, bias = inputs if len(inputs) == 3 else (*inputs, None)
+    poses, couplings = module.dynamic_routing(u, weight, iterations, bias, leaky)
+    random = torch.Generator().manual_seed(1)
+    loss = torch.zeros((), dtype=poses.dtype)
+    for name, output in (("poses", poses), ("couplings", couplings)):
+        direction = torch.randn(output.shape, generator=random, dtype=torch.float64).to(output.dtype)
+        if through in (name, "both"):
+            loss = loss + (output * direction).sum()
+    if not loss.requires_grad:  # the couplings of one iteration depend on nothing
+        return [poses, couplings, *map(torch.zeros_like, inputs)]
+    gradients = torch.autograd.grad(loss, inputs, allow_unused=True)
+    return [poses, couplings, *(torch.zeros_like(x) if g is None else g for x, g in zip(inputs, gradients))]
+
+
+def assert_agree(inputs, iterations, leaky, through="both"):
+    names = ("poses", "couplings", "gradient of u", "gradient of weight", "gradient of bias")
+    got, expected = (run(module, inputs, iterations, leaky, through) for module in (chunked, reference))
+    for name, a, b in zip(names, got, expected):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("leaky", [False, True], ids=["plain", "leaky"])
+@pytest.mark.parametrize("bias", [False, True], ids=["no-bias", "bias"])
+@pytest.mark.parametrize("iterations", [1, 2, 3, 5], ids="r{}".format)
+@pytest.mark.parametrize("J", [1, 2, 10], ids="J{}".format)
+@pytest.mark.parametrize("I", [1, 7, 40], ids="I{}".format)
+@pytest.mark.parametrize("B", [0, 1, 3, 70], ids="B{}".format)
+def test_agrees_with_reference(B, I, J, iterations, bias, leaky):
+    assert B != 70 or B > chunked.BLOCK
+    assert_agree(make(B, I, J, bias=bias), iterations, leaky)
+
+
+@pytest.mark.parametrize("through", ["poses", "couplings"])
+@pytest.mark.parametrize("iterations", [1, 2, 3])
+def test_agrees_through_one_output(iterations, through):
+    assert_agree(make(3, 40, 4), iterations, True, through)
+
+
+@pytest.mark.parametrize("D", [1, 7, 16])
+@pytest.mark.parametrize("K", [1, 4, 9])
+def test_agrees_for_any_pose(K, D):
+    assert_agree(make(2, 20, 3, D, K), 3, False)
+
+
+def test_agrees_on_views():
+    u, weight = torch.randn(4, 20, 3, dtype=torch.float64).mT, torch.randn(5, 20, 4, 3, dtype=torch.float64)
+    weight = weight.permute(3, 2, 0, 1)  # (I 3, J 4, D 5, K 20)
+    assert_agree([u.requires_grad_(), weight.requires_grad_()], 3, False)
+
+
+def test_couplings_are_only_computed_when_asked_for():
+    inputs = make(3, 40, 4)
+    poses = dynamic_routing(*inputs[:2], bias=inputs[2])
+    gradients = torch.autograd.grad(poses.square().sum(), inputs)
+    expected, _ = dynamic_routing(*inputs[:2], bias=inputs[2], return_couplings=True)
+    assert torch.equal(poses, expected)
+    for a, b in zip(gradients, torch.autograd.grad(expected.square().sum(), inputs)):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("leaky", [False, True], ids=["plain", "leaky"])
+def test_no_less_precise_than_reference(dtype, leaky):
+    """Flash-attention's rule: at most twice the error that plain PyTorch makes in the same precision."""
+    inputs = make(4, 100, 5, 16, 8, dtype)
+    exact = run(reference, [x.detach().double().requires_grad_() for x in inputs], 3, leaky)
+    for true, got, plain in zip(exact, run(chunked, inputs, 3, leaky), run(reference, inputs, 3, leaky)):
+        assert got.dtype == plain.dtype == dtype
+        floor = 2 * torch.finfo(torch.float32).eps * true.abs().max()
+        assert (got - true).abs().max() <= 2 * (plain - true).abs().max() + floor
+
+
+def test_narrow_children_with_a_wide_weight_give_wide_poses():
+    u, weight = torch.randn(2, 5, 3).bfloat16(), torch.randn(5, 4, 6, 3)
+    for module in (chunked, reference):
+        assert module.dynamic_routing(u, weight, 2, None, False)[0].dtype == torch.float32

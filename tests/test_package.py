@@ -1,0 +1,73 @@
+"""The package as a whole: what it exports, what importing it costs, that every recipe runs."""
+
+import gzip
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import torchcaps
+from torchcaps.train import run
+from torchcaps.train.recipe import list_recipes, load_recipe
+
+FIRST_USE = ("lightning_fabric", "matplotlib", "sklearn", "huggingface_hub", "PIL", "pydantic", "tensorboard", "rich")
+
+
+def test_every_public_name_is_there():
+    for name in torchcaps.__all__:
+        assert getattr(torchcaps, name) is not None
+    assert set(torchcaps.__all__) == set(dir(torchcaps))
+    with pytest.raises(AttributeError, match="no attribute 'capsnet'"):
+        torchcaps.capsnet  # noqa: B018
+
+
+def test_import_loads_nothing_that_is_not_needed_yet():
+    code = f"import sys, torchcaps; print([name for name in {FIRST_USE} if name in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
+
+
+def write_idx(path, array):
+    header = bytes([0, 0, 8, array.ndim]) + b"".join(int(n).to_bytes(4, "big") for n in array.shape)
+    path.write_bytes(gzip.compress(header + array.tobytes()))
+
+
+@pytest.fixture
+def small_data_sets(tmp_path, monkeypatch):
+    """Every data set a recipe names, tiny, in its own format, where recipes look for it."""
+    generator = np.random.default_rng(0)
+    for name in ("mnist", "fashion-mnist"):
+        folder = tmp_path / name
+        folder.mkdir()
+        for part, count in (("train", 60), ("t10k", 20)):
+            images = generator.integers(0, 256, (count, 28, 28), dtype=np.uint8)
+            write_idx(folder / f"{part}-images-idx3-ubyte.gz", images)
+            write_idx(folder / f"{part}-labels-idx1-ubyte.gz", np.arange(count, dtype=np.uint8) % 10)
+    folder = tmp_path / "cifar10" / "cifar-10-batches-bin"
+    folder.mkdir(parents=True)
+    for part in ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch"):
+        records = generator.integers(0, 256, (20, 3073), dtype=np.uint8)
+        records[:, 0] = np.arange(20) % 10
+        (folder / f"{part}.bin").write_bytes(records.tobytes())
+    for kind in ("cat", "dog"):
+        for index in range(6):
+            (tmp_path / "folder" / kind).mkdir(parents=True, exist_ok=True)
+            pixels = generator.integers(0, 256, (30, 40, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "folder" / kind / f"{index}.png")
+    monkeypatch.setenv("TORCHCAPS_DATA", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", list_recipes())
+def test_every_recipe_runs_for_two_steps(name, small_data_sets, tmp_path):
+    recipe = load_recipe(name)
+    overrides = ["train.epochs=1", "train.batch_size=2", "data.limit=4", "data.validation=10", "data.test=10"]
+    if recipe.data.source == "folder":
+        overrides += [f"data.path={small_data_sets / 'folder'}", "data.validation=2", "data.test=2"]
+    if name == "cifar10":
+        overrides.append("model.channels=16")  # 43 million multiplications an image less
+    folder = run.start_run(load_recipe(name, overrides), out=tmp_path / "run", device="cpu")
+    assert (folder / "summary.json").is_file()
+    assert torchcaps.load(folder).parameter_count() > 0

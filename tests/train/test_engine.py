@@ -1,0 +1,206 @@
+"""The loop: it learns, resumes exactly, stops when asked, and never looks at the test set too early."""
+
+import json
+import math
+
+import pytest
+import torch
+
+from torchcaps.data import Dataset, load_data
+from torchcaps.errors import UserError
+from torchcaps.models import load
+from torchcaps.train import engine, run
+from torchcaps.train.checkpoint import load_checkpoint, save_checkpoint
+from torchcaps.train.recipe import load_recipe
+from torchcaps.train.setup import make_state, seeded
+from torchcaps.train.watch import Quiet, RunWatcher
+
+TINY = [
+    *("data.image_size=12", "data.limit=96", "data.validation=40", "data.test=40"),
+    *("model.channels=4", "model.types=2", "model.hidden=[16]", "train.epochs=2", "train.batch_size=32"),
+]
+
+
+def tiny(*more):
+    return load_recipe("digits", [*TINY, *more])
+
+
+def weights_of(folder):
+    return load(folder).state_dict()
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_run_leaves_a_whole_folder(tmp_path):
+    folder = run.start_run(tiny(), out=tmp_path / "run", device="cpu")
+    summary = json.loads((folder / "summary.json").read_text())
+    for key in ("recipe", "seed", "version", "parameters", "train_seconds", "images_per_second"):
+        assert key in summary
+    assert 0 <= summary["val_accuracy"] <= 1
+    assert 0 <= summary["test_accuracy"] <= 1
+    assert summary["test_n"] == 40
+    assert len((folder / "metrics.jsonl").read_text().splitlines()) == 2
+    assert (folder / "report.html").stat().st_size > 10_000
+    assert any((folder / "tensorboard").iterdir())
+    assert not list(folder.rglob(".*"))
+    assert load(folder).trained_by["recipe"] == "digits"
+
+
+def test_same_seed_same_weights_other_seed_other_weights(tmp_path):
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        run.start_run(tiny(f"train.seed={seed}"), out=tmp_path / name, device="cpu")
+    assert same(weights_of(tmp_path / "a"), weights_of(tmp_path / "b"))
+    assert not same(weights_of(tmp_path / "a"), weights_of(tmp_path / "c"))
+
+
+@pytest.mark.parametrize("stop_after", [1, 3, 4], ids=["mid-epoch", "epoch-end", "second-epoch"])
+def test_interrupted_and_resumed_run_is_bit_identical(tmp_path, monkeypatch, stop_after):
+    recipe = tiny("optim.clip=1.0")
+    run.start_run(recipe, out=tmp_path / "whole", device="cpu")
+    steps = []
+    with monkeypatch.context() as patch:
+        patch.setattr(RunWatcher, "stopping", lambda self: len(steps) >= stop_after)
+        patch.setattr(RunWatcher, "step", lambda self, state, totals: steps.append(state.step))
+        with pytest.raises(engine.Interrupted):
+            run.start_run(recipe, out=tmp_path / "cut", device="cpu")
+    with pytest.raises(UserError, match="--resume"):
+        load(tmp_path / "cut")
+    run.resume_run(tmp_path / "cut", device="cpu")
+    assert same(weights_of(tmp_path / "whole"), weights_of(tmp_path / "cut"))
+    histories = [(tmp_path / name / "metrics.jsonl").read_text().splitlines() for name in ("whole", "cut")]
+    for whole, cut in zip(*(map(json.loads, lines) for lines in histories), strict=True):
+        assert whole["val_accuracy"] == cut["val_accuracy"]
+        assert whole["train_loss"] == pytest.approx(cut["train_loss"], rel=1e-5)
+
+
+def test_finished_run_says_so_and_can_be_extended(tmp_path):
+    folder = run.start_run(tiny("train.epochs=1"), out=tmp_path / "run", device="cpu")
+    with pytest.raises(UserError, match="--epochs"):
+        run.resume_run(folder, device="cpu")
+    run.resume_run(folder, ["train.epochs=2"], device="cpu")
+    assert len((folder / "metrics.jsonl").read_text().splitlines()) == 2
+
+
+def test_trap_optimiser_is_not_rebuilt_each_epoch(tmp_path):
+    recipe = tiny()
+    state, task, data = _start(recipe)
+    engine.train(state, data.train, None, task, recipe, engine.make_fabric("cpu", "fp32"), Quiet())
+    steps = {int(moments["step"]) for moments in state.optimizer.state.values()}
+    assert steps == {state.step} == {6}
+
+
+def test_trap_no_augmentation_at_test_time():
+    recipe = tiny("augment.rotate=90", "augment.shift=4")
+    state, task, data = _start(recipe)
+    one, two = (engine.evaluate(state.model, data.test, task) for _ in range(2))
+    assert torch.equal(one.lengths, two.lengths)
+    plain = state.model.eval()(state.model.prepare(data.test.images)).lengths
+    assert torch.allclose(one.lengths, plain, atol=1e-6)
+
+
+def test_trap_checkpoint_is_not_chosen_on_the_test_set(tmp_path, monkeypatch):
+    seen = []
+    real = engine.evaluate
+
+    def spy(model, dataset, task):
+        seen.append(len(dataset))
+        return real(model, dataset, task)
+
+    monkeypatch.setattr(engine, "evaluate", spy)
+    run.start_run(tiny("train.select=best", "data.test=50", "train.epochs=3"), out=tmp_path / "run", device="cpu")
+    assert seen.count(50) == 1
+    assert seen[-1] == 50
+
+
+def test_select_best_keeps_the_best_on_validation(tmp_path, monkeypatch):
+    figures = iter([0.5, 0.9, 0.1])
+    real = engine.evaluate
+
+    def graded(model, dataset, task):
+        result = real(model, dataset, task)
+        return result._replace(accuracy=next(figures)) if len(dataset) == 41 else result
+
+    monkeypatch.setattr(engine, "evaluate", graded)
+    kept = {}
+    real_save = run.save
+    monkeypatch.setattr(run, "save", lambda model, folder: (kept.update(model.state_dict()), real_save(model, folder)))
+    with pytest.raises(StopIteration):  # the fourth look at validation data, after the model was kept
+        run.start_run(
+            tiny("train.select=best", "data.validation=41", "train.epochs=3"), out=tmp_path / "run", device="cpu"
+        )
+    assert same(kept, load(tmp_path / "run" / "checkpoints" / "best").state_dict())
+    last, _, _ = _start(tiny("data.validation=41", "train.epochs=3"))
+    load_checkpoint(last, tmp_path / "run" / "checkpoints" / "last.safetensors")
+    assert not same(kept, last.final.state_dict())
+
+
+def test_average_follows_the_weights():
+    state, _, _ = _start(tiny("train.ema=0.9"))
+    before = [parameter.clone() for parameter in state.average.parameters()]
+    with torch.no_grad():
+        for parameter in state.model.parameters():
+            parameter.add_(1.0)
+    engine.update_average(state.average, state.model, decay=0.9, step=1000)
+    for old, new in zip(before, state.average.parameters()):
+        assert torch.allclose(new, old + 0.1, atol=1e-6)
+    assert state.final is state.average
+
+
+def test_checkpoint_of_another_model_is_refused(tmp_path):
+    state, _, _ = _start(tiny())
+    save_checkpoint(state, tmp_path / "last.safetensors")
+    other, _, _ = _start(tiny("model.types=4"))
+    with pytest.raises(UserError, match="of another model"):
+        load_checkpoint(other, tmp_path / "last.safetensors")
+
+
+def test_damaged_checkpoint_is_refused(tmp_path):
+    state, _, _ = _start(tiny())
+    path = tmp_path / "last.safetensors"
+    save_checkpoint(state, path)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.raises(UserError, match="cannot be read"):
+        load_checkpoint(state, path)
+
+
+def test_diverged_loss_stops_the_run(tmp_path):
+    with pytest.raises(UserError, match=r"the loss became .* lower optim\.lr"):
+        run.start_run(tiny("optim.lr=1e30"), out=tmp_path / "run", device="cpu")
+
+
+def test_class_weights_and_multi_label_train():
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 255, (24, 1, 12, 12), dtype=torch.uint8, generator=generator)
+    targets = torch.zeros(24, 3)
+    targets[:, 0], targets[::2, 1] = 1, 1
+    data = Dataset(images, targets, ("a", "b", "c"))
+    recipe = tiny("loss.class_weights=true", "train.epochs=1")
+    with seeded(0, torch.device("cpu")):
+        state, task = make_state(recipe, data, torch.device("cpu"))
+        engine.train(state, data, None, task, recipe, engine.make_fabric("cpu", "fp32"), Quiet())
+    assert math.isfinite(state.history[0]["train_loss"])
+
+
+def test_callers_random_numbers_are_left_alone():
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    _start(tiny())
+    assert torch.equal(torch.rand(3), expected)
+
+
+@pytest.mark.parametrize("device", ["cuda", "mps", "tpu"])
+def test_device_that_is_not_there(device):
+    if (device == "cuda" and torch.cuda.is_available()) or (device == "mps" and torch.backends.mps.is_available()):
+        pytest.skip("this machine has it")
+    with pytest.raises(UserError, match="--device"):
+        engine.make_fabric(device, "auto")
+
+
+def _start(recipe):
+    data = load_data(**recipe.data.model_dump())
+    with seeded(recipe.train.seed, torch.device("cpu")):
+        state, task = make_state(recipe, data.train, torch.device("cpu"))
+    return state, task, data

@@ -1,0 +1,92 @@
+"""From a recipe and data to a model."""
+
+import warnings
+
+import pytest
+import torch
+
+from torchcaps.data import Dataset
+from torchcaps.errors import UserError
+from torchcaps.models import create_model
+from torchcaps.train.recipe import LossSection, load_recipe
+from torchcaps.train.setup import make_model
+from torchcaps.train.tasks import Classify
+
+
+def data(size, classes=2, multi_label=False):
+    names = tuple("abcdefghij"[:classes])
+    targets = torch.ones(2, classes) if multi_label else torch.tensor([0, 1])
+    return Dataset(torch.zeros(2, 3, size, size, dtype=torch.uint8), targets, names)
+
+
+def test_large_images_warn_with_the_parameter_count_and_the_way_out():
+    recipe = load_recipe("folder", ["model.types=32", "model.decoder=none"])
+    images = data(200)
+    with torch.device("meta"), pytest.warns(UserWarning, match=r"75,497,472 parameters.*data\.image_size"):
+        make_model(recipe, images)
+
+
+def test_usual_images_do_not_warn():
+    images = data(32)
+    with torch.device("meta"), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make_model(load_recipe("folder"), images)
+
+
+def test_model_takes_shapes_and_names_from_the_data():
+    model = make_model(load_recipe("folder"), data(32))
+    assert (model.image_shape, model.class_names) == ((3, 32, 32), ("a", "b"))
+
+
+def test_crop_sets_the_size_of_the_model_and_of_files():
+    model = make_model(load_recipe("folder", ["augment.crop=24"]), data(32))
+    assert (model.image_shape, model.resize_to) == ((3, 24, 24), (32, 32))
+    image = torch.zeros(1, 3, 32, 32, dtype=torch.uint8)
+    image[..., 4, 4] = 255
+    assert model.prepare(image)[0, :, 0, 0].tolist() == [1, 1, 1]
+
+
+def test_crop_larger_than_the_images():
+    with pytest.raises(UserError, match=r"augment\.crop is 40"):
+        make_model(load_recipe("folder", ["augment.crop=40"]), data(32))
+
+
+def test_default_weights_are_the_papers_at_28():
+    task = Classify.for_model(create_model("capsnet_small"), data(28), LossSection())
+    assert task.weights == pytest.approx({"margin": 1.0, "reconstruction": 0.0005})
+
+
+def test_default_weights_of_a_cnn():
+    model = create_model("matched_cnn", parameters=200_000)
+    assert Classify.for_model(model, data(28), LossSection()).weights == {"cross_entropy": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "section", "message"),
+    [
+        ("capsnet_small", {"decoder": "none"}, {"reconstruction": 0.1}, "no decoder"),
+        ("capsnet_small", {}, {"cross_entropy": 1.0}, r"use loss\.margin"),
+        ("capsnet_small", {}, {"margin": 0.0, "reconstruction": 0.0}, "nothing to learn"),
+    ],
+)
+def test_losses_that_do_not_fit_the_model(name, options, section, message):
+    with pytest.raises(UserError, match=message):
+        Classify.for_model(create_model(name, **options), data(28), LossSection(**section))
+
+
+def test_rare_classes_count_more():
+    counts = Dataset(torch.zeros(4, 1, 2, 2, dtype=torch.uint8), torch.tensor([0, 0, 0, 1]), ("a", "b"))
+    task = Classify.for_model(create_model("capsnet_small"), counts, LossSection(class_weights=True))
+    assert task.example_weights(torch.tensor([0, 1])).tolist() == pytest.approx([0.5, 1.5])
+
+
+def test_several_labels_are_right_only_together():
+    lengths = torch.tensor([[0.9, 0.8, 0.1], [0.9, 0.2, 0.1], [0.9, 0.8, 0.7]])
+    targets = torch.tensor([[1.0, 1, 0]] * 3)
+    assert Classify.correct(lengths, targets).tolist() == [1, 0, 0]
+
+
+def test_multi_label_cnn_answers_class_by_class():
+    model = make_model(load_recipe("mnist-cnn", ["model.parameters=200000"]), data(28, multi_label=True))
+    lengths = model.eval()(torch.rand(1, 3, 28, 28)).lengths
+    assert not torch.allclose(lengths.sum(), torch.tensor(1.0))
