@@ -1,10 +1,14 @@
-"""Make every picture of the README and the docs again, from the shipped weights and the embedded digits.
+"""Make every picture and every table of the README and the docs again.
+
+Pictures come from the shipped weights and the embedded digits, tables from the files that benchmarks wrote.
 
 make figures
 """
 
 from __future__ import annotations
 
+import csv
+import re
 from pathlib import Path
 
 import torch
@@ -13,7 +17,9 @@ import torchcaps
 from torchcaps import explain
 from torchcaps.data import load_data
 
-PICTURES = Path(__file__).parent / "pictures"
+ROOT = Path(__file__).parent.parent
+PICTURES = ROOT / "docs" / "pictures"
+TABLE = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 
 
 def main() -> None:
@@ -34,6 +40,20 @@ def main() -> None:
     heat = explain.maps_on_image(model, explain.routing_maps(model, images[4:5])[:, 0])
     entropies = explain.coupling_entropy(couplings)
     save("routing", explain.figure_routing(images[4], heat, lengths[4], entropies, model.class_names))
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        fill_tables(page)
+
+
+def fill_tables(page: Path) -> None:
+    """Put the CSV file that a page names between the two marks that name it."""
+
+    def table(match: re.Match[str]) -> str:
+        with (ROOT / match[2]).open(newline="", encoding="utf-8") as file:
+            head, *rows = csv.reader(file)
+        lines = [head, ["---"] * len(head), *rows]
+        return match[1] + "".join(f"| {' | '.join(line)} |\n" for line in lines) + match[3]
+
+    page.write_text(TABLE.sub(table, page.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 def save(name: str, figure: object) -> None:

@@ -1,0 +1,47 @@
+"""Shipped weights: each loads, and measures exactly what its card says."""
+
+import json
+
+import pytest
+import torch
+
+import torchcaps
+from torchcaps.errors import UserError
+from torchcaps.models.files import _shelf, shipped_models
+from torchcaps.train.evaluate import evaluate_model
+from torchcaps.train.recipe import load_recipe
+from torchcaps.train.run import start_run
+from torchcaps.train.ship import ship
+
+EMBEDDED = [name for name in shipped_models() if torchcaps.load(name).trained_by["data"]["source"] == "digits"]
+
+
+def test_the_default_recipes_weights_are_shipped():
+    assert "capsnet-digits" in EMBEDDED
+
+
+@pytest.mark.parametrize("name", EMBEDDED)
+def test_shipped_weights_measure_what_their_card_says(name):
+    card = json.loads((_shelf() / name / "card.json").read_text())
+    figures = evaluate_model(torchcaps.load(name))
+    assert (figures["error"], figures["n"]) == (card["error"], card["n"])
+    assert torchcaps.load(name).parameter_count() == card["parameters"]
+
+
+def test_ship_halves_the_file_and_measures_what_it_wrote(tmp_path):
+    settings = ["data.image_size=12", "data.limit=64", "model.channels=4", "model.types=2", "train.epochs=1"]
+    run = start_run(load_recipe("digits", settings), out=tmp_path / "run", device="cpu")
+    facts = ship(run, "mine", tmp_path / "shelf")
+    folder = tmp_path / "shelf" / "mine"
+    whole, half = (path.stat().st_size for path in (run / "model" / "model.safetensors", folder / "model.safetensors"))
+    assert half < 0.6 * whole
+    card = (folder / "README.md").read_text()
+    assert "torchcaps train digits --seed 0" in card
+    assert facts["error"] == evaluate_model(torchcaps.load(folder))["error"]
+    assert next(torchcaps.load(folder).parameters()).dtype == torch.float32
+
+
+def test_unfinished_run_is_not_shipped(tmp_path):
+    with pytest.raises(UserError, match="has not finished"):
+        ship(tmp_path, "mine", tmp_path / "shelf")
+    assert not (tmp_path / "shelf").exists()
