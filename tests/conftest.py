@@ -11,6 +11,8 @@ import torch
 hypothesis.settings.register_profile("torchcaps", deadline=None, max_examples=30, derandomize=True, database=None)
 hypothesis.settings.load_profile("torchcaps")
 
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports Triton
 if os.environ.get("PYTEST_XDIST_WORKER"):
     torch.set_num_threads(1)
 

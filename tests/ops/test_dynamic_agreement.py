@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import paths
 import pytest
 import torch
 
 from torchcaps.ops import dynamic_routing
-from torchcaps.ops.dynamic import chunked, reference
+from torchcaps.ops.dynamic import chunked
 
 K, D = 3, 5
 
@@ -42,7 +43,7 @@ def run(module, inputs, iterations, leaky, through="both"):
 
 def assert_agree(inputs, iterations, leaky, through="both"):
     names = ("poses", "couplings", "gradient of u", "gradient of weight", "gradient of bias")
-    got, expected = (run(module, inputs, iterations, leaky, through) for module in (chunked, reference))
+    got, expected = (run(module, inputs, iterations, leaky, through) for module in (paths.chunked, paths.reference))
     for name, a, b in zip(names, got, expected):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10, msg=lambda text, name=name: f"{name}: {text}")
 
@@ -91,8 +92,8 @@ def test_couplings_are_only_computed_when_asked_for():
 def test_no_less_precise_than_reference(dtype, leaky):
     """Flash-attention's rule: at most twice the error that plain PyTorch makes in the same precision."""
     inputs = make(4, 100, 5, 16, 8, dtype)
-    exact = run(reference, [x.detach().double().requires_grad_() for x in inputs], 3, leaky)
-    for true, got, plain in zip(exact, run(chunked, inputs, 3, leaky), run(reference, inputs, 3, leaky)):
+    exact = run(paths.reference, [x.detach().double().requires_grad_() for x in inputs], 3, leaky)
+    for true, got, plain in zip(exact, run(paths.chunked, inputs, 3, leaky), run(paths.reference, inputs, 3, leaky)):
         assert got.dtype == plain.dtype == dtype
         floor = 2 * torch.finfo(torch.float32).eps * true.abs().max()
         assert (got - true).abs().max() <= 2 * (plain - true).abs().max() + floor
@@ -100,5 +101,5 @@ def test_no_less_precise_than_reference(dtype, leaky):
 
 def test_narrow_children_with_a_wide_weight_give_wide_poses():
     u, weight = torch.randn(2, 5, 3).bfloat16(), torch.randn(5, 4, 6, 3)
-    for module in (chunked, reference):
+    for module in (paths.chunked, paths.reference):
         assert module.dynamic_routing(u, weight, 2, None, False)[0].dtype == torch.float32

@@ -5,15 +5,16 @@ from __future__ import annotations
 from functools import partial
 from unittest import mock
 
+import paths
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from torchcaps import testing
-from torchcaps.ops.dynamic import chunked, reference
+from torchcaps.ops.dynamic import chunked
 
-BACKENDS = pytest.mark.parametrize("backend", [reference, chunked], ids=["reference", "chunked"])
+BACKENDS = pytest.mark.parametrize("backend", [paths.reference, paths.chunked], ids=["reference", "chunked"])
 
 
 @st.composite

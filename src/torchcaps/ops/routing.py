@@ -7,7 +7,8 @@ from typing import Literal, overload
 from torch import Tensor
 
 from torchcaps.ops.dispatch import backend
-from torchcaps.ops.dynamic import chunked, reference
+from torchcaps.ops.dynamic import reference
+from torchcaps.ops.dynamic.operators import route
 
 
 @overload
@@ -59,10 +60,11 @@ def dynamic_routing(
             f"got u of shape {tuple(u.shape)}; it should be (B, {I}, {K})"
         )
     _check("dynamic_routing", iterations, bias, J, D)
-    if backend() == "reference":
+    chosen = backend(u, weight, iterations)
+    if chosen == "reference":
         poses, couplings = reference.dynamic_routing(u, weight, iterations, bias, leaky)
     else:
-        poses, couplings = chunked.dynamic_routing(u, weight, iterations, bias, leaky, return_couplings)
+        poses, couplings = route(chosen, u, weight, iterations, bias, leaky, return_couplings)
     return (poses, couplings) if return_couplings else poses
 
 

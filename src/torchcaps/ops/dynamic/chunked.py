@@ -14,57 +14,18 @@ contiguous memory, with J outermost every product is a batched one. X stands for
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from torchcaps.ops.squash import at_least_float32, no_autocast, squash, squash_backward
+from torchcaps.ops.squash import squash, squash_backward
 
 BLOCK = 64  # examples routed together
 SCRATCH = {"cpu": 2**19}  # elements of one J·B·K·I chunk: what stays in a core's cache
 SCRATCH_ELSEWHERE = 2**24  # what fills an accelerator
 
 
-def dynamic_routing(
-    u_BIK: Tensor, weight_IJDK: Tensor, iterations: int, bias_JD: Tensor | None, leaky: bool, couplings: bool = True
-) -> tuple[Tensor, Tensor]:
-    """The same function as reference.dynamic_routing, without its memory; couplings=False leaves them empty."""
-    dtype = torch.promote_types(u_BIK.dtype, weight_IJDK.dtype)
-    wide = torch.promote_types(dtype, torch.float32)
-    if bias_JD is None:
-        bias_JD = u_BIK.new_zeros(weight_IJDK.shape[1:3], dtype=wide)
-    with no_autocast(u_BIK):
-        poses_BJD, couplings_BIJ = _Routing.apply(
-            u_BIK.to(wide), weight_IJDK.to(wide), at_least_float32(bias_JD).to(wide), iterations, leaky, couplings
-        )
-    return poses_BJD.to(dtype), couplings_BIJ.to(dtype)
-
-
-class _Routing(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, u_BIK: Tensor, weight_IJDK: Tensor, bias_JD: Tensor, iterations: int, leaky: bool, couplings: bool
-    ) -> tuple[Tensor, Tensor]:
-        poses_BJD, couplings_BIJ, sums_RJBD = _forward(u_BIK, weight_IJDK, bias_JD, iterations, leaky, couplings)
-        ctx.save_for_backward(u_BIK, weight_IJDK, sums_RJBD)
-        ctx.leaky = leaky
-        ctx.set_materialize_grads(False)
-        return poses_BJD, couplings_BIJ
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_BJD: Tensor | None, grad_BIJ: Tensor | None) -> tuple[Tensor | None, ...]:
-        u_BIK, weight_IJDK, sums_RJBD = ctx.saved_tensors
-        if grad_BJD is None:  # only the couplings were used
-            grad_BJD = torch.zeros_like(sums_RJBD[0].transpose(0, 1))
-        with no_autocast(u_BIK):
-            gradients = _backward(grad_BJD, grad_BIJ, u_BIK, weight_IJDK, sums_RJBD, ctx.leaky)
-        return *gradients, None, None, None
-
-
-def _forward(
+def forward(
     u_BIK: Tensor, weight_IJDK: Tensor, bias_JD: Tensor, iterations: int, leaky: bool, couplings: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Poses (B, J, D), couplings of the last iteration (B, I, J); for the backward, each iteration's s (R, J, B, D)."""
@@ -96,7 +57,7 @@ def _forward(
     return poses_BJD, couplings_BIJ, sums_RJBD
 
 
-def _backward(
+def backward(
     grad_BJD: Tensor,
     grad_couplings_BIJ: Tensor | None,
     u_BIK: Tensor,

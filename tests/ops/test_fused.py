@@ -1,0 +1,122 @@
+"""The Triton kernels: natively on a GPU where there is one, else under Triton's interpreter."""
+
+import logging
+
+import paths
+import pytest
+import torch
+
+from torchcaps.ops import dispatch, dynamic_routing
+
+pytest.importorskip("triton")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+# Triton's interpreter cuts a float32 off where the hardware rounds it to bfloat16, an error of two instead of one.
+NATIVE = pytest.mark.skipif(DEVICE == "cpu", reason="bfloat16 is rounded as on hardware only on hardware")
+SHAPES = {  # B, I, K, J, D: several tiles of children and of the batch, one of everything, sizes that fill no tile
+    "tiles": (70, 20, 8, 3, 16),
+    "ones": (1, 1, 1, 1, 1),
+    "odd": (3, 9, 3, 5, 20),
+}
+
+
+@pytest.fixture(autouse=True)
+def _no_unwritten_output():
+    torch.use_deterministic_algorithms(True)  # fills torch.empty with NaN
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def make(shape, dtype=torch.float32, bias=True, seed=0):
+    B, I, K, J, D = shape
+    random = torch.Generator().manual_seed(seed)
+    shapes = ((B, I, K), (I, J, D, K), (J, D))[: 3 if bias else 2]
+    return [torch.randn(s, generator=random).to(DEVICE, dtype).requires_grad_() for s in shapes]
+
+
+def run(path, inputs, iterations=3, leaky=False):
+    """Poses, couplings, and the gradients of every input through the poses."""
+    u, weight, bias = inputs if len(inputs) == 3 else (*inputs, None)
+    poses, couplings = path.dynamic_routing(u, weight, iterations, bias, leaky)
+    direction = torch.randn(poses.shape, generator=torch.Generator().manual_seed(1)).to(poses)
+    return [poses, couplings, *torch.autograd.grad((poses * direction).sum(), inputs)]
+
+
+def assert_precise(inputs, iterations=3, leaky=False):
+    """Flash-attention's rule: at most twice the error of plain PyTorch in the same precision."""
+    exact = run(paths.reference, [x.detach().double().requires_grad_() for x in inputs], iterations, leaky)
+    plain, got = (run(path, inputs, iterations, leaky) for path in (paths.reference, paths.fused))
+    for name, true, theirs, ours in zip(("poses", "couplings", "du", "dweight", "dbias"), exact, plain, got):
+        assert ours.dtype == theirs.dtype, name
+        floor = 4 * torch.finfo(torch.float32).eps * true.abs().max()
+        assert (ours - true).norm() <= 2 * (theirs - true).norm() + floor * true.numel() ** 0.5, name
+
+
+@pytest.mark.parametrize("leaky", [False, True], ids=["plain", "leaky"])
+@pytest.mark.parametrize("bias", [False, True], ids=["no-bias", "bias"])
+@pytest.mark.parametrize("iterations", [1, 2, 3])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_agrees_with_reference(shape, iterations, bias, leaky):
+    assert_precise(make(shape, bias=bias), iterations, leaky)
+
+
+@pytest.mark.parametrize("dtype", [pytest.param(torch.bfloat16, marks=NATIVE), torch.float16], ids=str)
+def test_half_precision(dtype):
+    assert_precise(make(SHAPES["odd"], dtype))
+
+
+def test_narrow_children_with_a_wide_weight():
+    u, weight = make(SHAPES["odd"], bias=False)
+    poses, _ = paths.fused.dynamic_routing(u.bfloat16(), weight, 3, None, False)
+    assert poses.dtype == torch.float32
+    expected, _ = paths.reference.dynamic_routing(u.bfloat16(), weight, 3, None, False)
+    torch.testing.assert_close(poses, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_two_runs_agree_bit_for_bit():
+    inputs = make(SHAPES["tiles"])
+    for one, two in zip(run(paths.fused, inputs), run(paths.fused, inputs)):
+        assert torch.equal(one, two)
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-20, 1e4])
+def test_extreme_children_stay_finite(scale):
+    u, weight, bias = make(SHAPES["odd"])
+    inputs = [(u.detach() * scale).requires_grad_(), weight, bias]
+    assert all(output.isfinite().all() for output in run(paths.fused, inputs))
+
+
+def test_gradient_through_the_couplings():
+    inputs = make(SHAPES["odd"])
+    gradients = []
+    for path in (paths.reference, paths.fused):
+        _, couplings = path.dynamic_routing(*inputs[:2], 3, inputs[2], True)
+        gradients.append(torch.autograd.grad(couplings.square().sum(), inputs))
+    for ours, theirs in zip(*gradients):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+
+
+def test_children_that_are_a_view():
+    u, weight = make(SHAPES["odd"], bias=False)
+    view = torch.stack([u, -u], dim=-1)[..., 0]
+    assert torch.equal(
+        paths.fused.dynamic_routing(view, weight, 3, None, False)[0],
+        paths.fused.dynamic_routing(u, weight, 3, None, False)[0],
+    )
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "reason"),
+    [
+        ((2, 3, 65, 2, 4), torch.float32, "K=65"),
+        ((2, 3, 4, 2, 129), torch.float32, "D=129"),
+        ((0, 3, 4, 2, 4), torch.float32, "nothing to route"),
+        ((2, 3, 4, 2, 4), torch.float64, "float64"),
+    ],
+)
+def test_what_does_not_fit_runs_chunked_and_says_why(monkeypatch, caplog, shape, dtype, reason):
+    monkeypatch.setenv("TORCHCAPS_BACKEND", "fused")
+    dispatch._say_once.cache_clear()
+    with caplog.at_level(logging.WARNING, "torchcaps"):
+        poses = dynamic_routing(*make(shape, dtype, bias=False))
+    assert poses.shape == (shape[0], shape[3], shape[4])
+    assert reason in caplog.text

@@ -1,0 +1,66 @@
+"""Routing as PyTorch operators: torch.library's own checks, compile, export."""
+
+import paths
+import pytest
+import torch
+
+from torchcaps.layers import DenseCaps
+from torchcaps.ops import dynamic_routing
+from torchcaps.ops.dynamic import operators
+
+CHUNKED = (torch.ops.torchcaps.route_chunked.default, "chunked")
+FUSED = (torch.ops.torchcaps.route_fused.default, "fused")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def inputs(bias=True):
+    shapes = [(3, 9, 4), (9, 5, 6, 4), (5, 6)]
+    u, weight, b = (torch.randn(shape, device=DEVICE, requires_grad=True) for shape in shapes)
+    return u, weight, b if bias else None
+
+
+@pytest.mark.parametrize("couplings", [False, True], ids=["poses", "couplings"])
+@pytest.mark.parametrize("operator", [CHUNKED, FUSED], ids=["chunked", "fused"])
+def test_operator_passes_opcheck(operator, couplings):
+    torch.library.opcheck(operator[0], (*inputs(), 3, True, couplings), atol=1e-4, rtol=1e-3)
+
+
+def test_backward_operators_pass_opcheck():
+    u, weight, bias = (x.detach() for x in inputs())
+    grad = torch.randn(3, 5, 6, device=DEVICE)
+    sums = operators.route_chunked(u, weight, bias, 3, False, False)[2]
+    torch.library.opcheck(torch.ops.torchcaps.route_chunked_backward.default, (grad, None, u, weight, sums, False))
+    saved = operators.route_fused(u, weight, bias, 3, False, False)[2:]
+    torch.library.opcheck(torch.ops.torchcaps.route_fused_backward.default, (grad, u, weight, *saved, False, True))
+
+
+@pytest.mark.parametrize("backend", ["chunked", "fused"])
+def test_compiles_without_a_break(monkeypatch, backend):
+    monkeypatch.setenv("TORCHCAPS_BACKEND", backend)
+    u, weight, bias = inputs()
+    compiled = torch.compile(
+        lambda u, weight, bias: dynamic_routing(u, weight, 3, bias=bias).square(), fullgraph=True, backend="aot_eager"
+    )
+    expected, _ = paths.reference.dynamic_routing(u, weight, 3, bias, False)
+    torch.testing.assert_close(compiled(u, weight, bias), expected.square(), rtol=1e-3, atol=1e-4)
+    ours = torch.autograd.grad(compiled(u, weight, bias).sum(), (u, weight, bias))
+    theirs = torch.autograd.grad(expected.square().sum(), (u, weight, bias))
+    for one, other in zip(ours, theirs):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+
+
+def test_layer_exports():
+    layer = DenseCaps(9, 4, 5, 6).eval()
+    batch = torch.export.Dim("batch", min=2, max=64)
+
+    class Poses(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, u):
+            return self.layer(u).pose
+
+    program = torch.export.export(Poses(), (torch.randn(3, 9, 4),), dynamic_shapes=({0: batch},))
+    u = torch.randn(7, 9, 4)
+    torch.testing.assert_close(program.module()(u), layer(u).pose)
