@@ -54,6 +54,7 @@ def train(
     precision: Annotated[str | None, typer.Option(help="auto, fp32 or bf16.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the training images.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of weights, order and augmentation.")] = None,
+    fast: Annotated[bool, typer.Option(help="On CUDA, record the training step as a CUDA graph.")] = True,
     resume: Annotated[Path | None, typer.Option(help="Go on with this run folder.")] = None,
 ) -> None:
     """Train a model. Without arguments: the embedded digits, in about a minute."""
@@ -62,7 +63,7 @@ def train(
     from torchcaps.train.run import resume_run, start_run
 
     overrides = _data_overrides(data) + list(set_ or ())
-    for name, value in (("precision", precision), ("epochs", epochs), ("seed", seed)):
+    for name, value in (("precision", precision), ("epochs", epochs), ("seed", seed), ("fast", None if fast else "no")):
         overrides += [f"train.{name}={value}"] if value is not None else []
     try:
         if resume is None:

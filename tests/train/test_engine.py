@@ -142,9 +142,22 @@ def test_average_follows_the_weights():
     with torch.no_grad():
         for parameter in state.model.parameters():
             parameter.add_(1.0)
-    engine.update_average(state.average, state.model, decay=0.9, step=1000)
+    engine.update_average(state.average, state.model, decay=0.9, step=1001)  # between two updates
+    assert all(torch.equal(old, new) for old, new in zip(before, state.average.parameters()))
+    engine.update_average(state.average, state.model, decay=0.9, step=1000)  # one that stands for eight
     for old, new in zip(before, state.average.parameters()):
-        assert torch.allclose(new, old + 0.1, atol=1e-6)
+        assert torch.allclose(new, old + 1 - 0.9**8, atol=1e-6)
+
+
+def test_average_follows_closely_at_first():
+    state, _, _ = _start(tiny("train.ema=0.999"))
+    before = [parameter.clone() for parameter in state.average.parameters()]
+    with torch.no_grad():
+        for parameter in state.model.parameters():
+            parameter.add_(1.0)
+    engine.update_average(state.average, state.model, decay=0.999, step=2)
+    for old, new in zip(before, state.average.parameters()):
+        assert torch.allclose(new, old + 1 - 3 / 12, atol=1e-6)
     assert state.final is state.average
 
 

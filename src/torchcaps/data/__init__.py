@@ -1,7 +1,7 @@
 """Sources of tensors: images and targets in memory, ready for a device."""
 
 from torchcaps.data.augment import augment, centre_crop
-from torchcaps.data.batches import Resident, batches, class_weights, num_batches
+from torchcaps.data.batches import Resident, batches, class_weights, epoch_order, num_batches
 from torchcaps.data.dataset import Dataset, Splits
 from torchcaps.data.download import dataset_folder
 from torchcaps.data.idx import read_idx
@@ -18,6 +18,7 @@ __all__ = [
     "centre_crop",
     "class_weights",
     "dataset_folder",
+    "epoch_order",
     "load_data",
     "load_image",
     "num_batches",

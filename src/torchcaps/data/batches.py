@@ -28,6 +28,11 @@ class Resident:
     def __len__(self) -> int:
         return len(self.images)
 
+    @property
+    def home(self) -> torch.device:
+        """Where `take` wants its indices."""
+        return self.images.device
+
     def take(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """The batch at these positions.
 

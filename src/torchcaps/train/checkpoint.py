@@ -117,6 +117,11 @@ def _restore(state: State, tensors: dict[str, Tensor]) -> None:
         moments.setdefault(int(index), {})[key] = tensor
     groups: list[Any] = state.optimizer.state_dict()["param_groups"]
     state.optimizer.load_state_dict({"state": moments, "param_groups": groups})
+    for parameter, moment in state.optimizer.state.items():
+        # The fused update wants moments laid out in memory as their parameter is.
+        for name, value in moment.items():
+            if value.shape == parameter.shape:
+                moment[name] = torch.empty_like(parameter).copy_(value)
     torch.set_rng_state(tensors["random/torch"])
     state.generator.set_state(tensors["random/augment"])
     if "random/cuda" in tensors and torch.cuda.is_available():

@@ -10,16 +10,18 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor
 
-from torchcaps.data import Dataset, Resident, augment, batches, centre_crop, num_batches
+from torchcaps.data import Dataset, Resident, augment, batches, centre_crop, epoch_order, num_batches
 from torchcaps.errors import UserError
 from torchcaps.losses import combine
 from torchcaps.models import ImageModel
 from torchcaps.train.checkpoint import State
 from torchcaps.train.recipe import Recipe
 from torchcaps.train.schedule import learning_rate
+from torchcaps.train.step import Recorded, tensor_cores
 from torchcaps.train.tasks import Classify
 
 EVALUATION_BATCH = 256
+AVERAGE_EVERY = 8  # steps between two updates of the averaged weights: they move too little in one step to matter
 
 
 class Watcher(Protocol):
@@ -44,63 +46,62 @@ def train(
     watcher: Watcher,
 ) -> None:
     """Train until the recipe's last epoch, from wherever the state is."""
-    settings = recipe.train
+    settings, clip = recipe.train, recipe.optim.clip
     data = Resident(train_data, fabric.device)
-    total_steps = settings.epochs * num_batches(len(data), settings.batch_size)
+    steps_per_epoch = num_batches(len(data), settings.batch_size)
+    total_steps = settings.epochs * steps_per_epoch
     model, optimizer = fabric.setup(state.model, state.optimizer)
+    totals = Totals(fabric.device)
 
-    while state.epoch < settings.epochs:
-        model.train()
-        totals = Totals(state.totals)
-        epoch_data = batches(
-            data,
-            settings.batch_size,
-            device=fabric.device,
-            seed=settings.seed,
-            epoch=state.epoch,
-            start=state.batch,
-        )
-        started = time.perf_counter()
-        for images, targets in epoch_data:
-            images = augment(images, state.generator, **recipe.augment.model_dump())
-            for group in optimizer.param_groups:
-                group["lr"] = learning_rate(state.step, total_steps, recipe.optim)
+    def step(indices: Tensor) -> None:
+        images, targets = data.take(indices)
+        images = augment(images, state.generator, **recipe.augment.model_dump())
+        optimizer.zero_grad()
+        output = model(images, targets)
+        terms = task.terms(output, images, targets)
+        loss = combine(terms, task.weights, task.example_weights(targets))
+        fabric.backward(loss)
+        if clip is not None:
+            fabric.clip_gradients(model, optimizer, max_norm=clip, error_if_nonfinite=False)
+        optimizer.step()
+        totals.add(loss, terms, task.correct(output.lengths, targets))
 
-            output = model(images, targets)
-            terms = task.terms(output, images, targets)
-            loss = combine(terms, task.weights, task.example_weights(targets))
-            fabric.backward(loss)
-            if recipe.optim.clip is not None:
-                fabric.clip_gradients(model, optimizer, max_norm=recipe.optim.clip)
-            optimizer.step()
-            optimizer.zero_grad()
-            state.step += 1
-            state.batch += 1
-            if state.average is not None:
-                update_average(state.average, state.model, settings.ema, state.step)
-
-            totals.add(loss, terms, task.correct(output.lengths, targets))
-            watcher.step(state, totals)
-            if watcher.stopping():
-                state.totals = totals.read()
-                state.seconds += time.perf_counter() - started
-                raise Interrupted
-        _check_finite(totals.read()["loss"], state)
-        seconds = time.perf_counter() - started
-        state.epoch, state.batch, state.totals = state.epoch + 1, 0, {}
-        state.seconds += seconds
-        line = {
-            "epoch": state.epoch,
-            "step": state.step,
-            **totals.means("train_"),
-            "learning_rate": learning_rate(state.step - 1, total_steps, recipe.optim),
-            "images_per_second": totals.new_examples / seconds,
-        }
-        if validation is not None:
-            result = evaluate(state.final, validation, task)
-            line |= {"val_loss": result.loss, "val_accuracy": result.accuracy}
-        state.history.append(line)
-        watcher.epoch(state, line)
+    record = settings.fast and data.on_device and fabric.device.type == "cuda"
+    take_step = Recorded(step, settings.batch_size, state.generator) if record else step
+    with tensor_cores(fabric.device, settings.precision != "fp32"):
+        while state.epoch < settings.epochs:
+            model.train()
+            totals.start(state.totals)
+            order = epoch_order(len(data), settings.seed, state.epoch).to(data.home)
+            started = time.perf_counter()
+            for batch in range(state.batch, steps_per_epoch):
+                set_learning_rate(state.optimizer, learning_rate(state.step, total_steps, recipe.optim))
+                take_step(order[batch * settings.batch_size : (batch + 1) * settings.batch_size])
+                state.step, state.batch = state.step + 1, batch + 1
+                if state.average is not None:
+                    update_average(state.average, state.model, settings.ema, state.step)
+                watcher.step(state, totals)
+                if watcher.stopping():
+                    state.totals = totals.read()
+                    state.seconds += time.perf_counter() - started
+                    raise Interrupted
+            means = totals.means("train_")  # waits for the device, so the clock is read after it
+            seconds = time.perf_counter() - started
+            _check_finite(means["train_loss"], state)
+            state.epoch, state.batch, state.totals = state.epoch + 1, 0, {}
+            state.seconds += seconds
+            line = {
+                "epoch": state.epoch,
+                "step": state.step,
+                **means,
+                "learning_rate": learning_rate(state.step - 1, total_steps, recipe.optim),
+                "images_per_second": totals.new_examples / seconds,
+            }
+            if validation is not None:
+                result = evaluate(state.final, validation, task)
+                line |= {"val_loss": result.loss, "val_accuracy": result.accuracy}
+            state.history.append(line)
+            watcher.epoch(state, line)
 
 
 class Result(NamedTuple):
@@ -117,7 +118,7 @@ def evaluate(model: ImageModel, dataset: Dataset, task: Classify) -> Result:
     was_training = model.training
     model.eval()
     data = Resident(dataset, model.device)
-    totals, lengths = Totals({}), []
+    totals, lengths = Totals(model.device), []
     for images, targets in batches(data, EVALUATION_BATCH, device=model.device, seed=0, epoch=0, shuffle=False):
         images = centre_crop(images, _crop_for(model, images))
         output = model(images, targets)
@@ -132,18 +133,30 @@ def evaluate(model: ImageModel, dataset: Dataset, task: Classify) -> Result:
 class Totals:
     """Sums over the examples of an epoch, kept on the device until somebody reads them."""
 
-    def __init__(self, sums: dict[str, float]):
-        self._before = dict(sums)  # of the part of the epoch that ran before a resume
-        self._sums: dict[str, Tensor] = {}
-        self.new_examples = 0
+    def __init__(self, device: torch.device | str):
+        self._device = device
+        self._sums: dict[str, Tensor] = {}  # added to in place: a recorded step knows them by their address
+        self._examples = torch.zeros((), device=device)
+        self.start({})
+
+    def start(self, before: dict[str, float]) -> None:
+        """Begin an epoch, with the sums of the part of it that ran before a resume."""
+        self._before = dict(before)
+        for value in (*self._sums.values(), self._examples):
+            value.zero_()
 
     def add(self, loss: Tensor, terms: dict[str, Tensor], correct: Tensor) -> None:
-        count = len(correct)
-        sums = {"loss": loss.detach() * count, "accuracy": correct.sum()}
+        sums = {"loss": loss.detach() * len(correct), "accuracy": correct.sum()}
         sums |= {name: term.detach().sum() for name, term in terms.items()}
         for name, value in sums.items():
-            self._sums[name] = self._sums[name] + value if name in self._sums else value
-        self.new_examples += count
+            if name not in self._sums:
+                self._sums[name] = torch.zeros((), device=self._device)
+            self._sums[name] += value
+        self._examples += len(correct)
+
+    @property
+    def new_examples(self) -> int:
+        return int(self._examples)
 
     def read(self) -> dict[str, float]:
         sums = {name: self._before.get(name, 0.0) + float(value) for name, value in self._sums.items()}
@@ -169,10 +182,24 @@ def make_fabric(device: str, precision: str) -> Fabric:
     return Fabric(accelerator=kind, devices=1, precision="bf16-mixed" if mixed else "32-true")
 
 
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)  # in place: a recorded step knows it by its address
+        else:
+            group["lr"] = rate
+
+
 @torch.no_grad()
 def update_average(average: ImageModel, model: ImageModel, decay: float, step: int) -> None:
-    """Move the averaged weights towards the model's: slowly, but for the first steps, when there is little to keep."""
-    decay = min(decay, (1 + step) / (10 + step))
+    """Move the averaged weights towards the model's: slowly, but for the first steps, when there is little to keep.
+
+    decay  of one step; after the first steps, one update in AVERAGE_EVERY steps stands for all of them
+    """
+    span = 1 if step <= 8 * AVERAGE_EVERY else AVERAGE_EVERY
+    if step % span:
+        return
+    decay = min(decay, (1 + step) / (10 + step)) ** span
     torch._foreach_lerp_(list(average.parameters()), list(model.parameters()), 1 - decay)
     for kept, current in zip(average.buffers(), model.buffers()):
         kept.copy_(current)

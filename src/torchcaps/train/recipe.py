@@ -80,6 +80,7 @@ class TrainSection(Section):
     seed: int = Field(0, ge=0)
     precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 convolutions on CUDA, fp32 elsewhere
     ema: float = Field(0.0, ge=0, lt=1)  # decay of the averaged weights; 0: none
+    fast: bool = True  # on CUDA, record the step as a CUDA graph
     select: Literal["last", "best"] = "last"  # the weights that are kept: the last, or the best on validation
 
 

@@ -31,10 +31,16 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
 
 def make_state(recipe: Recipe, data: Dataset, device: torch.device) -> tuple[State, Classify]:
     """A new model for this data, with optimiser and random state, on the device; and what it is to learn."""
+    cuda = device.type == "cuda"
     model = make_model(recipe, data).to(device)
+    if cuda:
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     optim = recipe.optim
+    lr = torch.tensor(optim.lr, device=device) if cuda else optim.lr  # a tensor, so that a recorded step can follow it
     kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[optim.name]
-    optimizer = kind(model.parameters(), lr=optim.lr, betas=optim.betas, weight_decay=optim.weight_decay, fused=True)
+    optimizer = kind(
+        model.parameters(), lr=lr, betas=optim.betas, weight_decay=optim.weight_decay, fused=True, capturable=cuda
+    )
     average = copy.deepcopy(model).requires_grad_(False) if recipe.train.ema else None
     generator = torch.Generator(device).manual_seed(recipe.train.seed)
     return State(model, optimizer, generator, average), Classify.for_model(model, data, recipe.loss)
