@@ -7,7 +7,7 @@ once to be used. What a tile of children contributes to the parents is written t
 added in a fixed order by `_finish_*`, so two runs agree bit for bit.
 
 Stored for the backward: s of each iteration (R, B, J, D), and the softmax's denominators total · 2^largest as the pair
-(largest, total) for each child, which keeps every digit that one number would round away.
+(largest, 1/total) for each child, which keeps every digit that one number would round away.
 X stands for K and I taken together, K innermost, as they lie in memory.
 """
 
@@ -63,7 +63,7 @@ def _scale(u_BX, c_BI, TB: tl.constexpr, TI: tl.constexpr, KP: tl.constexpr):
 
 @triton.jit
 def _forward_pass(
-    u, w, agreed, slots, largests, totals, couplings,
+    u, w, agreed, slots, largests, inverses, couplings,
     B, I, share, J: tl.constexpr, D: tl.constexpr, K: tl.constexpr,
     FIRST: tl.constexpr, LEAKY: tl.constexpr, COUPLINGS: tl.constexpr, PRECISION: tl.constexpr,
     TB: tl.constexpr, TI: tl.constexpr, KP: tl.constexpr, DP: tl.constexpr,
@@ -97,11 +97,12 @@ def _forward_pass(
     spots = rows.to(tl.int64)[:, None] * I + child[None, :]
     known = (rows < B)[:, None] & (child < I)[None, :]
     tl.store(largests + spots, largest, mask=known)
-    tl.store(totals + spots, total, mask=known)
+    inverse = 1.0 / total
+    tl.store(inverses + spots, inverse, mask=known)
     for j in range(J):
         w_DX = _tile_of_w(w, j, columns, children, dims, I, J, D, K)
         v_BD = _tile_of_parents(agreed, rows, j, columns, B, J, D)
-        c_BI = tl.exp2(_agreement(v_BD, w_DX, u_BX, TB, TI, KP, PRECISION)[1] * LOG2E - largest) / total
+        c_BI = tl.exp2(_agreement(v_BD, w_DX, u_BX, TB, TI, KP, PRECISION)[1] * LOG2E - largest) * inverse
         if COUPLINGS:
             tl.store(couplings + spots * J + j, c_BI, mask=known)
         s_BD = tl.dot(_scale(u_BX, c_BI, TB, TI, KP), tl.trans(w_DX), input_precision=PRECISION)
@@ -110,20 +111,21 @@ def _forward_pass(
 
 @triton.jit
 def _share_of(
-    v_BD, ds_BD, w_DX, u_BX, largest_BI, total_BI,
+    v_BD, ds_BD, w_DX, u_BX, largest_BI, inverse_BI,
     TB: tl.constexpr, TI: tl.constexpr, KP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """For one parent: Wᵀ V and Wᵀ ds (TB, X), the coupling c and its gradient dc (TB, TI)."""
     from_v, logit = _agreement(v_BD, w_DX, u_BX, TB, TI, KP, PRECISION)
     from_ds, dc_BI = _agreement(ds_BD, w_DX, u_BX, TB, TI, KP, PRECISION)
-    return from_v, from_ds, tl.exp2(logit * LOG2E - largest_BI) / total_BI, dc_BI
+    return from_v, from_ds, tl.exp2(logit * LOG2E - largest_BI) * inverse_BI, dc_BI
 
 
 @triton.jit
 def _backward_pass(
-    u, w, agreed, ds, largests, totals, mean, slots,
+    u, w, agreed, ds, largests, inverses, mean, slots,
     B, I, J: tl.constexpr, D: tl.constexpr, K: tl.constexpr,
-    PRECISION: tl.constexpr, TB: tl.constexpr, TI: tl.constexpr, KP: tl.constexpr, DP: tl.constexpr,
+    PRECISION: tl.constexpr,
+    TB: tl.constexpr, TI: tl.constexpr, KP: tl.constexpr, DP: tl.constexpr,
 ):  # fmt: skip
     """One iteration's gradient of V from one tile of children: Σ dlogit û. Also keeps Σ_J c dc for the last pass."""
     tile = tl.program_id(0)
@@ -135,13 +137,13 @@ def _backward_pass(
     spots = rows.to(tl.int64)[:, None] * I + child[None, :]
     known = (rows < B)[:, None] & (child < I)[None, :]
     largest_BI = tl.load(largests + spots, mask=known, other=0.0)
-    total_BI = tl.load(totals + spots, mask=known, other=1.0)
+    inverse_BI = tl.load(inverses + spots, mask=known, other=1.0)
     mean_BI = tl.zeros([TB, TI], tl.float32)
     for j in range(J):
         w_DX = _tile_of_w(w, j, columns, children, dims, I, J, D, K)
         v_BD = _tile_of_parents(agreed, rows, j, columns, B, J, D)
         ds_BD = _tile_of_parents(ds, rows, j, columns, B, J, D)
-        _, _, c_BI, dc_BI = _share_of(v_BD, ds_BD, w_DX, u_BX, largest_BI, total_BI, TB, TI, KP, PRECISION)
+        _, _, c_BI, dc_BI = _share_of(v_BD, ds_BD, w_DX, u_BX, largest_BI, inverse_BI, TB, TI, KP, PRECISION)
         mean_BI += c_BI * dc_BI
     tl.store(mean + spots, mean_BI, mask=known)
     places = (tile.to(tl.int64) * B + rows)[:, None] * (J * D) + columns[None, :]
@@ -150,7 +152,7 @@ def _backward_pass(
         w_DX = _tile_of_w(w, j, columns, children, dims, I, J, D, K)
         v_BD = _tile_of_parents(agreed, rows, j, columns, B, J, D)
         ds_BD = _tile_of_parents(ds, rows, j, columns, B, J, D)
-        _, _, c_BI, dc_BI = _share_of(v_BD, ds_BD, w_DX, u_BX, largest_BI, total_BI, TB, TI, KP, PRECISION)
+        _, _, c_BI, dc_BI = _share_of(v_BD, ds_BD, w_DX, u_BX, largest_BI, inverse_BI, TB, TI, KP, PRECISION)
         dlogit_BI = c_BI * (dc_BI - mean_BI)
         dv_BD = tl.dot(_scale(u_BX, dlogit_BI, TB, TI, KP), tl.trans(w_DX), input_precision=PRECISION)
         tl.store(slots + places + j * D, dv_BD, mask=inside)
@@ -158,7 +160,7 @@ def _backward_pass(
 
 @triton.jit
 def _gradient_of_u(
-    u, w, agreed, ds, largests, totals, mean, du,
+    u, w, agreed, ds, largests, inverses, mean, du,
     B, I, share, J: tl.constexpr, D: tl.constexpr, K: tl.constexpr,
     R: tl.constexpr, PRECISION: tl.constexpr,
     TB: tl.constexpr, TI: tl.constexpr, KP: tl.constexpr, DP: tl.constexpr,
@@ -179,12 +181,12 @@ def _gradient_of_u(
         du_BX += tl.dot(ds_BD, w_DX, input_precision=PRECISION)
         for t in tl.static_range(1, R):
             largest_BI = tl.load(largests + (t - 1) * B * I + spots, mask=known, other=0.0)
-            total_BI = tl.load(totals + (t - 1) * B * I + spots, mask=known, other=1.0)
+            inverse_BI = tl.load(inverses + (t - 1) * B * I + spots, mask=known, other=1.0)
             mean_BI = tl.load(mean + (t - 1) * B * I + spots, mask=known, other=0.0)
             v_BD = _tile_of_parents(agreed + (t - 1) * B * J * D, rows, j, columns, B, J, D)
             ds_BD = _tile_of_parents(ds + t * B * J * D, rows, j, columns, B, J, D)
             from_v, from_ds, c_BI, dc_BI = _share_of(
-                v_BD, ds_BD, w_DX, u_BX, largest_BI, total_BI, TB, TI, KP, PRECISION
+                v_BD, ds_BD, w_DX, u_BX, largest_BI, inverse_BI, TB, TI, KP, PRECISION
             )
             du_BX += _scale(from_ds, c_BI, TB, TI, KP) + _scale(from_v, c_BI * (dc_BI - mean_BI), TB, TI, KP)
     inside = (rows < B)[:, None] & ((children < I) & (dims < K))[None, :]
@@ -194,7 +196,7 @@ def _gradient_of_u(
 
 @triton.jit
 def _gradient_of_w(
-    u, w, agreed, ds, largests, totals, mean, dw,
+    u, w, agreed, ds, largests, inverses, mean, dw,
     B, I, share, J: tl.constexpr, D: tl.constexpr, K: tl.constexpr,
     R: tl.constexpr, PRECISION: tl.constexpr,
     TB: tl.constexpr, TI: tl.constexpr, KP: tl.constexpr, DP: tl.constexpr,
@@ -215,11 +217,11 @@ def _gradient_of_w(
         dw_DX += tl.dot(tl.trans(ds_BD), u_BX, input_precision=PRECISION)
         for t in tl.static_range(1, R):
             largest_BI = tl.load(largests + (t - 1) * B * I + spots, mask=known, other=0.0)
-            total_BI = tl.load(totals + (t - 1) * B * I + spots, mask=known, other=1.0)
+            inverse_BI = tl.load(inverses + (t - 1) * B * I + spots, mask=known, other=1.0)
             mean_BI = tl.load(mean + (t - 1) * B * I + spots, mask=known, other=0.0)
             v_BD = _tile_of_parents(agreed + (t - 1) * B * J * D, rows, j, columns, B, J, D)
             ds_BD = _tile_of_parents(ds + t * B * J * D, rows, j, columns, B, J, D)
-            _, _, c_BI, dc_BI = _share_of(v_BD, ds_BD, w_DX, u_BX, largest_BI, total_BI, TB, TI, KP, PRECISION)
+            _, _, c_BI, dc_BI = _share_of(v_BD, ds_BD, w_DX, u_BX, largest_BI, inverse_BI, TB, TI, KP, PRECISION)
             dw_DX += tl.dot(tl.trans(ds_BD), _scale(u_BX, c_BI, TB, TI, KP), input_precision=PRECISION)
             dlogit_BI = c_BI * (dc_BI - mean_BI)
             dw_DX += tl.dot(tl.trans(v_BD), _scale(u_BX, dlogit_BI, TB, TI, KP), input_precision=PRECISION)
@@ -311,16 +313,22 @@ class Tiles(NamedTuple):
     warps: int
 
     @staticmethod
-    def fit(B: int, K: int, D: int) -> Tiles:
+    def fit(B: int, K: int, D: int, rows: int, columns: int, warps: int) -> Tiles:
+        """Up to `rows` examples by `columns` values of the children a program."""
         KP = triton.next_power_of_2(K)
-        TB = 64 if B > 32 else 32 if B > 16 else 16
-        return Tiles(TB, max(1, 64 // KP), KP, max(16, triton.next_power_of_2(D)), 4)
+        TB = min(rows, max(16, triton.next_power_of_2(B)))
+        return Tiles(TB, max(1, columns // KP), KP, max(16, triton.next_power_of_2(D)), warps)
 
     @property
     def block(self) -> dict[str, int]:
         return {"TB": self.TB, "TI": self.TI, "KP": self.KP, "DP": self.DP, "num_warps": self.warps}
 
 
+# Rows, columns and warps of a program, by kernel and precision: the fastest of those tried on an H200.
+# The passes' tiles also set the size of the slots, one for every 64 values of the children.
+PASS = {"tf32": (64, 64, 4), "tf32x3": (32, 64, 2)}
+GRADIENT_OF_U = {"tf32": (16, 32, 1), "tf32x3": (16, 32, 1)}
+GRADIENT_OF_W = {"tf32": (16, 64, 1), "tf32x3": (64, 64, 4)}
 ROWS = 4  # parents a program of `_finish_*` adds up
 
 
@@ -347,7 +355,8 @@ def forward(
     u_BIK, weight_IJDK = u_BIK.contiguous(), weight_IJDK.contiguous()
     B, I, K = u_BIK.shape
     J, D = weight_IJDK.shape[1:3]
-    cut = Tiles.fit(B, K, D)
+    products = precision(u_BIK)
+    cut = Tiles.fit(B, K, D, *PASS[products])
     tiles, share = triton.cdiv(I, cut.TI), 1 / (J + leaky)
     grid = (tiles, triton.cdiv(B, cut.TB))
     new: dict[str, Any] = {"dtype": torch.float32, "device": u_BIK.device}
@@ -363,7 +372,7 @@ def forward(
         _forward_pass[grid](
             u_BIK, weight_IJDK, agreed[before:], slots, denominators[0, before:], denominators[1, before:], coupled,
             B, I, share, J, D, K,
-            FIRST=t == 0, LEAKY=leaky, COUPLINGS=couplings and last, PRECISION=precision(u_BIK), **cut.block,
+            FIRST=t == 0, LEAKY=leaky, COUPLINGS=couplings and last, PRECISION=products, **cut.block,
         )  # fmt: skip
         _finish_forward[(triton.cdiv(B * J, ROWS),)](
             slots, bias_JD, agreed[t:], sums[t], poses,
@@ -387,10 +396,10 @@ def backward(
     grad_BJD, u_BIK, weight_IJDK = grad_BJD.contiguous(), u_BIK.contiguous(), weight_IJDK.contiguous()
     B, I, K = u_BIK.shape
     R, _, J, D = sums.shape
-    cut = Tiles.fit(B, K, D)
-    tiles, share = triton.cdiv(I, cut.TI), 1 / (J + leaky)
+    products, share = precision(u_BIK), 1 / (J + leaky)
+    cut = Tiles.fit(B, K, D, *PASS[products])
+    tiles = triton.cdiv(I, cut.TI)
     grid = (tiles, triton.cdiv(B, cut.TB))
-    common: dict[str, Any] = {"PRECISION": precision(u_BIK), **cut.block}
     slots = sums.new_empty(tiles, B, J, D)
     ds, mean, carried = torch.empty_like(sums), torch.empty_like(denominators[0]), torch.empty_like(sums[0])
     for t in range(R - 1, -1, -1):
@@ -401,30 +410,23 @@ def backward(
         )  # fmt: skip
         if t > 0:
             _backward_pass[grid](
-                u_BIK,
-                weight_IJDK,
-                agreed[t - 1],
-                ds[t],
-                *denominators[:, t - 1],
-                mean[t - 1],
-                slots,
-                B,
-                I,
-                J,
-                D,
-                K,
-                **common,
-            )
+                u_BIK, weight_IJDK, agreed[t - 1], ds[t], *denominators[:, t - 1], mean[t - 1], slots,
+                B, I, J, D, K, PRECISION=products, **cut.block,
+            )  # fmt: skip
     del slots, carried  # their memory is what the gradients are written to
     du_BIK, dweight_IJDK = torch.empty_like(u_BIK), torch.empty_like(weight_IJDK)
     known = (u_BIK, weight_IJDK, agreed, ds, *denominators, mean)
-    _gradient_of_u[grid](*known, du_BIK, B, I, share, J, D, K, R=R, **common)
-    _gradient_of_w[(tiles, J)](*known, dweight_IJDK, B, I, share, J, D, K, R=R, **common)
+    common: dict[str, Any] = {"R": R, "PRECISION": products}
+    cut = Tiles.fit(B, K, D, *GRADIENT_OF_U[products])
+    grid = (triton.cdiv(I, cut.TI), triton.cdiv(B, cut.TB))
+    _gradient_of_u[grid](*known, du_BIK, B, I, share, J, D, K, **common, **cut.block)
+    cut = Tiles.fit(B, K, D, *GRADIENT_OF_W[products])
+    _gradient_of_w[(triton.cdiv(I, cut.TI), J)](*known, dweight_IJDK, B, I, share, J, D, K, **common, **cut.block)
     return du_BIK, dweight_IJDK, ds.sum((0, 1)) if bias else ds.new_empty(0)
 
 
 def precision(u_BIK: Tensor) -> str:
-    """How products are taken: TF32 where the caller allows it for matrix products or gave half precision, else three
-    TF32 products, which come within rounding of float32."""
-    allowed = u_BIK.dtype != torch.float32 or torch.get_float32_matmul_precision() != "highest"
+    """How products are taken: TF32 where the caller allows it for matrix products, or gave bfloat16, which is coarser;
+    else three TF32 products, which come within rounding of float32."""
+    allowed = u_BIK.dtype == torch.bfloat16 or torch.get_float32_matmul_precision() != "highest"
     return "tf32" if allowed else "tf32x3"
