@@ -149,6 +149,18 @@ def explain(
         out.print(str(path), soft_wrap=True, highlight=False)
 
 
+@app.command()
+def bench(
+    device: Device = "auto",
+    scaling: Annotated[bool, typer.Option(help="Also vary batch, children, classes and iterations.")] = False,
+    out_: Annotated[Path | None, typer.Option("--out", help="Write the rows to this CSV file.")] = None,
+) -> None:
+    """Time routing by every backend, and the whole network against one without capsules. Each is checked first."""
+    from torchcaps.bench.run import run_bench
+
+    run_bench(_device(device), scaling=scaling, out=out_, console=out)
+
+
 @app.command("list")
 def list_() -> None:
     """List recipes, models, data sets and shipped weights."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from lightning_fabric import Fabric
@@ -17,7 +19,7 @@ from torchcaps.models import ImageModel
 from torchcaps.train.checkpoint import State
 from torchcaps.train.recipe import Recipe
 from torchcaps.train.schedule import learning_rate
-from torchcaps.train.step import Recorded, tensor_cores
+from torchcaps.train.step import Recorded, compiled, tuned
 from torchcaps.train.tasks import Classify
 
 EVALUATION_BATCH = 256
@@ -53,22 +55,31 @@ def train(
     model, optimizer = fabric.setup(state.model, state.optimizer)
     totals = Totals(fabric.device)
 
-    def step(indices: Tensor) -> None:
+    # With one process Fabric's wrapper adds nothing to the forward pass but what breaks a compiled graph in pieces.
+    network = state.model if fabric.world_size == 1 else model
+
+    def measure(images: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+        with fabric.autocast():
+            output = network(images, targets)
+        terms = task.terms(output, images, targets)
+        loss = combine(terms, task.weights, task.example_weights(targets))
+        return loss, terms, task.correct(output.lengths, targets)
+
+    def step(indices: Tensor, measure: Callable[..., Any] = measure) -> None:
         images, targets = data.take(indices)
         images = augment(images, state.generator, **recipe.augment.model_dump())
         optimizer.zero_grad()
-        output = model(images, targets)
-        terms = task.terms(output, images, targets)
-        loss = combine(terms, task.weights, task.example_weights(targets))
+        loss, terms, correct = measure(images, targets)
         fabric.backward(loss)
         if clip is not None:
             fabric.clip_gradients(model, optimizer, max_norm=clip, error_if_nonfinite=False)
         optimizer.step()
-        totals.add(loss, terms, task.correct(output.lengths, targets))
+        totals.add(loss, terms, correct)
 
-    record = settings.fast and data.on_device and fabric.device.type == "cuda"
-    take_step = Recorded(step, settings.batch_size, state.generator) if record else step
-    with tensor_cores(fabric.device, settings.precision != "fp32"):
+    take_step: Callable[[Tensor], None] = step
+    if settings.fast and data.on_device and fabric.device.type == "cuda":
+        take_step = Recorded(partial(step, measure=compiled(measure)), step, settings.batch_size, state.generator)
+    with tuned(fabric.device, tensor_cores=settings.precision != "fp32"):
         while state.epoch < settings.epochs:
             model.train()
             totals.start(state.totals)

@@ -1,10 +1,11 @@
-"""One training step as something to call: as it is, or recorded once as a CUDA graph and replayed."""
+"""One training step as something to call: as it is, or compiled, recorded once as a CUDA graph and replayed."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,26 +19,36 @@ class Recorded:
     """A step that the GPU runs without waiting for Python.
 
     The step takes the indices of its batch (B,) and works in place on weights, moments and totals, so replaying its
-    kernels takes it again. Batches of another size, and everything where recording fails, run as they are.
+    kernels takes it again.
+
+    step   what is recorded; also runs the first steps, and all of them where recording fails
+    plain  the same without compilation, for batches of another size: compiling for one batch an epoch does not pay
     """
 
-    def __init__(self, step: Callable[[Tensor], None], batch_size: int, generator: torch.Generator):
-        self._step, self._generator = step, generator
+    def __init__(
+        self,
+        step: Callable[[Tensor], None],
+        plain: Callable[[Tensor], None],
+        batch_size: int,
+        generator: torch.Generator,
+    ):
+        self._step, self._plain, self._generator = step, plain, generator
         self._indices = torch.zeros(batch_size, dtype=torch.long, device=generator.device)
         self._graph: torch.cuda.CUDAGraph | None = None
         self._taken = 0
 
     def __call__(self, indices: Tensor) -> None:
-        if self._taken >= WARM_UP and len(indices) == len(self._indices):
-            if self._taken == WARM_UP:
-                self._record()
-            if self._graph is not None:
-                self._indices.copy_(indices)
-                self._graph.replay()
-                self._taken += 1
-                return
-        self._step(indices)
-        self._taken += len(indices) == len(self._indices)
+        if len(indices) != len(self._indices):
+            self._plain(indices)
+            return
+        if self._taken == WARM_UP:
+            self._record()
+        if self._graph is None:
+            self._step(indices)
+        else:
+            self._indices.copy_(indices)
+            self._graph.replay()
+        self._taken += 1
 
     def _record(self) -> None:
         torch.cuda.synchronize()
@@ -54,13 +65,32 @@ class Recorded:
             self._graph = graph
 
 
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function through torch.compile; where that fails, as it is, with the reason logged."""
+    chosen = torch.compile(function, dynamic=False)
+
+    def call(*arguments: Any) -> Any:
+        nonlocal chosen
+        try:
+            return chosen(*arguments)
+        except (torch._dynamo.exc.TorchDynamoException, torch._inductor.exc.InductorError) as error:
+            log.warning("the training step could not be compiled: %s", str(error).splitlines()[0])
+            chosen = function
+            return function(*arguments)
+
+    return call
+
+
 @contextmanager
-def tensor_cores(device: torch.device, allowed: bool) -> Iterator[None]:
-    """Let float32 matrix products use TF32 on CUDA for as long as the block runs."""
-    before = torch.get_float32_matmul_precision()
-    if device.type == "cuda" and allowed:
-        torch.set_float32_matmul_precision("high")
+def tuned(device: torch.device, tensor_cores: bool) -> Iterator[None]:
+    """On CUDA, for as long as the block runs: try out convolution algorithms, and let float32 products use TF32."""
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.benchmark
+    if device.type == "cuda":
+        torch.backends.cudnn.benchmark = True
+        if tensor_cores:
+            torch.set_float32_matmul_precision("high")
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.benchmark = before[1]

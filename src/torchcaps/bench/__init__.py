@@ -1,0 +1,1 @@
+"""Timings that a correctness check stands before: `torchcaps bench`."""

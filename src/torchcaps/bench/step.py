@@ -1,0 +1,108 @@
+"""The whole network against its floor: the same convolutions and decoder, one Linear layer where routing was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from torchcaps.bench.timing import Call, by_turns, recorded
+from torchcaps.layers import mask_capsules
+from torchcaps.losses import margin_loss, reconstruction_loss
+from torchcaps.models import CapsNet, Output
+from torchcaps.train.step import tuned
+
+
+class Floor(nn.Module):
+    """A CapsNet without capsules. Every other layer is the CapsNet's own kind and size."""
+
+    def __init__(self, **options: Any):
+        super().__init__()
+        model = CapsNet(**options)
+        classes = model.classes
+        self.conv, self.features, self.decoder = model.conv, model.primary.conv, model.decoder
+        self.linear = nn.Linear(classes.in_capsules * classes.in_dim, classes.out_capsules * classes.out_dim)
+        self.shape = (classes.out_capsules, classes.out_dim)
+
+    def forward(self, images: Tensor, targets: Tensor | None = None) -> Output:
+        features = self.features(functional.relu(self.conv(images)))
+        poses = self.linear(features.flatten(1)).view(-1, *self.shape)
+        reconstruction = None if self.decoder is None else self.decoder(mask_capsules(poses, targets))
+        return Output(poses.norm(dim=-1), poses, reconstruction)
+
+
+class StepRow(NamedTuple):
+    """Milliseconds of a CapsNet and of its floor, and how many times the floor's it is."""
+
+    what: str
+    batch: int
+    capsnet_ms: float
+    floor_ms: float
+
+    @property
+    def ratio(self) -> float:
+        return self.capsnet_ms / self.floor_ms
+
+
+def measure(device: torch.device, batch: int, rounds: int = 11) -> list[StepRow]:
+    """Training step and inference at a batch size, and inference of one image; on CUDA in bf16, compiled, recorded."""
+    torch.manual_seed(0)
+    models: dict[str, nn.Module] = {"capsnet": CapsNet().to(device), "floor": Floor().to(device)}
+    rows = []
+    with tuned(device, tensor_cores=True):
+        for what, size in (("training step", batch), ("inference", batch), ("inference", 1)):
+            images = torch.rand(size, 1, 28, 28, device=device)
+            targets = torch.arange(size, device=device) % 10
+            calls: dict[str, Call] = {}
+            for name, model in models.items():
+                make = _training if what == "training step" else _inference
+                calls[name] = make(model, images, targets)
+                if device.type == "cuda":
+                    calls[name] = recorded(calls[name])
+            seconds = by_turns(calls, device, rounds)
+            rows.append(StepRow(what, size, seconds["capsnet"] * 1e3, seconds["floor"] * 1e3))
+    return rows
+
+
+def _training(model: nn.Module, images: Tensor, targets: Tensor) -> Call:
+    cuda = images.is_cuda
+    if cuda:
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    rate = torch.tensor(1e-3, device=images.device) if cuda else 1e-3
+    optimizer = torch.optim.Adam(model.parameters(), lr=rate, fused=True, capturable=cuda)
+    loss_of = _loss_of(model)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        loss_of(images, targets).backward()
+        optimizer.step()
+
+    return step
+
+
+def _loss_of(model: nn.Module) -> Callable[..., Tensor]:
+    def loss_of(images: Tensor, targets: Tensor) -> Tensor:
+        with torch.autocast(images.device.type, torch.bfloat16, enabled=images.is_cuda):
+            output = model(images, targets)
+        return (
+            margin_loss(output.lengths, targets) + 0.0005 * reconstruction_loss(output.reconstruction, images)
+        ).mean()
+
+    return torch.compile(loss_of, dynamic=False) if next(model.parameters()).is_cuda else loss_of
+
+
+def _inference(model: nn.Module, images: Tensor, targets: Tensor) -> Call:
+    def infer(images: Tensor) -> Output:
+        with torch.autocast(images.device.type, torch.bfloat16, enabled=images.is_cuda):
+            return model(images)
+
+    chosen = torch.compile(infer, dynamic=False) if images.is_cuda else infer
+
+    def call() -> None:
+        with torch.no_grad():
+            chosen(images)
+
+    return call
