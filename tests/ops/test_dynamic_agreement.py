@@ -53,7 +53,7 @@ def assert_agree(inputs, iterations, leaky, through="both"):
 @pytest.mark.parametrize("iterations", [1, 2, 3, 5], ids="r{}".format)
 @pytest.mark.parametrize("J", [1, 2, 10], ids="J{}".format)
 @pytest.mark.parametrize("I", [1, 7, 40], ids="I{}".format)
-@pytest.mark.parametrize("B", [0, 1, 3, 70], ids="B{}".format)
+@pytest.mark.parametrize("B", [0, 1, 3, 5, 70], ids="B{}".format)
 def test_agrees_with_reference(B, I, J, iterations, bias, leaky):
     assert B != 70 or B > chunked.BLOCK
     assert_agree(make(B, I, J, bias=bias), iterations, leaky)

@@ -29,8 +29,10 @@ def forward(
     u_BIK: Tensor, weight_IJDK: Tensor, bias_JD: Tensor, iterations: int, leaky: bool, couplings: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Poses (B, J, D), couplings of the last iteration (B, I, J); for the backward, each iteration's s (R, J, B, D)."""
-    B, I, _ = u_BIK.shape
+    B, I, K = u_BIK.shape
     J, D = bias_JD.shape
+    if B <= K:
+        return _forward_by_votes(u_BIK, weight_IJDK, bias_JD, iterations, leaky, couplings)
     chunks = _chunks(u_BIK, J, BLOCK)
     weights_JDX = [_lay_out(weight_IJDK[chunk]) for chunk in chunks]
     poses_BJD = u_BIK.new_empty(B, J, D)
@@ -54,6 +56,27 @@ def forward(
                     couplings_BIJ[block, chunk] = c_JBI.permute(1, 2, 0)
             agreed_JBD += squash(s_JBD)
         poses_BJD[block] = squash(sums_RJBD[-1, :, block]).transpose(0, 1)
+    return poses_BJD, couplings_BIJ, sums_RJBD
+
+
+def _forward_by_votes(
+    u_BIK: Tensor, weight_IJDK: Tensor, bias_JD: Tensor, iterations: int, leaky: bool, couplings: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same for a small batch: while B ≤ K votes are no larger than W, and rearranging W costs more than they do."""
+    I, J, D, K = weight_IJDK.shape
+    votes_IBX = torch.bmm(u_BIK.transpose(0, 1), weight_IJDK.reshape(I, J * D, K).transpose(1, 2))
+    votes_IBJD = votes_IBX.view(I, -1, J, D)
+    c_IBJ = votes_IBX.new_full((I, len(u_BIK), J), 1 / (J + leaky))
+    sums_RJBD = votes_IBX.new_empty(iterations, J, len(u_BIK), D)
+    agreed_BJD = votes_IBX.new_zeros(len(u_BIK), J, D)
+    for t in range(iterations):
+        if t > 0:
+            c_IBJ = _couple((votes_IBJD * agreed_BJD).sum(-1).movedim(-1, 0), leaky).movedim(0, -1)
+        s_BJD = (votes_IBJD * c_IBJ[..., None]).sum(0) + bias_JD
+        sums_RJBD[t] = s_BJD.transpose(0, 1)
+        poses_BJD = squash(s_BJD)
+        agreed_BJD = agreed_BJD + poses_BJD
+    couplings_BIJ = c_IBJ.transpose(0, 1).contiguous() if couplings else votes_IBX.new_empty(0)
     return poses_BJD, couplings_BIJ, sums_RJBD
 
 

@@ -1,0 +1,57 @@
+"""The step that is compiled and recorded: what can be seen of it without a GPU, and all of it with one."""
+
+import logging
+
+import pytest
+import torch
+
+from torchcaps.train.step import Recorded, compiled, tuned
+
+
+def test_what_cannot_be_compiled_runs_as_it_is(monkeypatch, caplog):
+    import torch._dynamo
+
+    calls = []
+
+    def broken(*arguments):
+        calls.append(arguments)
+        raise torch._dynamo.exc.TorchDynamoException("no compiler here")
+
+    monkeypatch.setattr(torch, "compile", lambda function, dynamic: broken)
+    double = compiled(lambda x: 2 * x)
+    with caplog.at_level(logging.WARNING, "torchcaps"):
+        assert [double(1), double(2)] == [2, 4]
+    assert len(calls) == 1  # not tried again
+    assert "no compiler here" in caplog.text
+
+
+def test_an_error_of_the_step_itself_is_not_swallowed(monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda function, dynamic: function)
+    with pytest.raises(ZeroDivisionError):
+        compiled(lambda x: x / 0)(1)
+
+
+def test_settings_of_the_caller_are_restored():
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.benchmark
+    with tuned(torch.device("cuda"), tensor_cores=True):
+        assert torch.get_float32_matmul_precision() == "high"
+        assert torch.backends.cudnn.benchmark
+    assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.benchmark) == before
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need CUDA")
+def test_recorded_steps_are_the_steps_themselves():
+    def sums(record):
+        total = torch.zeros(4, device="cuda")
+        generator = torch.Generator("cuda").manual_seed(0)
+
+        def step(indices):
+            total.index_add_(0, indices, torch.rand(len(indices), generator=generator, device="cuda"))
+
+        take = Recorded(step, step, 2, generator) if record else step
+        for start in range(9):
+            take(torch.tensor([start % 4, (start + 1) % 4], device="cuda"))
+        take(torch.tensor([3], device="cuda"))
+        return total
+
+    assert torch.equal(sums(True), sums(False))
