@@ -43,7 +43,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     arguments = parser.parse_args()
     rows: list[tuple[str, str]] = [("machine", machine(CPU))]
-    for row in step.measure(CPU, 32):
+    for row in step.measure(CPU, 32, rounds=21):
         name = f"CapsNet, {row.what}, batch {row.batch}"
         rows.append((f"{name}: ms, and ms with one Linear for routing", f"{row.capsnet_ms:.1f}, {row.floor_ms:.1f}"))
         rows.append((f"{name}: ratio", f"{row.ratio:.3f}"))

@@ -13,7 +13,8 @@ contiguous memory, with J outermost every product is a batched one. X stands for
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from torch import Tensor
 from torchcaps.ops.squash import squash, squash_backward
 
 BLOCK = 64  # examples routed together
-SCRATCH = {"cpu": 2**19}  # elements of one J·B·K·I chunk: what stays in a core's cache
+SCRATCH = {"cpu": 2**20}  # elements of one J·B·K·I chunk: few enough for the cache, enough to make few calls
 SCRATCH_ELSEWHERE = 2**24  # what fills an accelerator
 
 
@@ -38,6 +39,7 @@ def forward(
     poses_BJD = u_BIK.new_empty(B, J, D)
     couplings_BIJ = u_BIK.new_full((B, I, J) if couplings else (0,), 1 / (J + leaky))
     sums_RJBD = u_BIK.new_empty(iterations, J, B, D)
+    scratch = _scratch(u_BIK, J, chunks)
     for block in _blocks(B):
         children_BKI = [u_BIK[block, chunk].transpose(1, 2).contiguous() for chunk in chunks]
         for t in range(iterations):
@@ -50,8 +52,8 @@ def forward(
                 agreed_JBD = squash(s_JBD)
                 continue
             for chunk, u_BKI, w_JDX in zip(chunks, children_BKI, weights_JDX):
-                c_JBI = _couple(_dot(_project(agreed_JBD, w_JDX), u_BKI), leaky)
-                _gather(c_JBI, u_BKI, w_JDX, s_JBD)
+                c_JBI = _couple(_dot(_project(agreed_JBD, w_JDX, scratch), u_BKI), leaky)
+                _gather(c_JBI, u_BKI, w_JDX, s_JBD, scratch)
                 if couplings and t == iterations - 1:
                     couplings_BIJ[block, chunk] = c_JBI.permute(1, 2, 0)
             agreed_JBD += squash(s_JBD)
@@ -102,6 +104,7 @@ def backward(
     du_BIK = torch.empty_like(u_BIK)
     dweight_IJDK = torch.zeros_like(weight_IJDK)
     dbias_JD = weight_IJDK.new_zeros(J, D)
+    scratch, more_scratch = _scratch(u_BIK, 2 * J, chunks), _scratch(u_BIK, 2 * J, chunks)
     for block in _blocks(B):
         children_BKI = [u_BIK[block, chunk].transpose(1, 2).contiguous() for chunk in chunks]
         sums = sums_RJBD[:, :, block]
@@ -113,11 +116,11 @@ def backward(
             pair = torch.stack([agreed[t - 1], squash_backward(sums[t], grad_JBD)], dim=1)
             vectors.append(pair)
             for chunk, u_BKI, w_JDX in zip(chunks, children_BKI, weights_JDX):
-                dots = _dot(_project(pair, w_JDX), u_BKI)
+                dots = _dot(_project(pair, w_JDX, scratch), u_BKI)
                 if grad_couplings_BIJ is not None and t == R - 1:
                     dots[:, 1] += grad_couplings_BIJ[block, chunk].permute(2, 0, 1)
                 _, dlogits_JBI = _couple_backward(dots, leaky)
-                _gather(dlogits_JBI, u_BKI, w_JDX, grad_agreed)
+                _gather(dlogits_JBI, u_BKI, w_JDX, grad_agreed, scratch)
             grad_JBD = grad_agreed  # V is the sum of the parents found so far: each of them gets its gradient
         ds1_JBD = squash_backward(sums[0], grad_JBD)
         dbias_JD += ds1_JBD.sum(1) + sum(pair[:, 1].sum(1) for pair in vectors)
@@ -126,14 +129,14 @@ def backward(
             du_BX = torch.einsum("jbd,jdx->bx", ds1_JBD, w_JDX) * uniform
             dw_JDX = torch.einsum("jbd,bx->jdx", ds1_JBD, u_BKI.flatten(1)) * uniform
             for t, pair in enumerate(vectors):
-                wide_J2BX = _project(pair, w_JDX)
+                wide_J2BX = _project(pair, w_JDX, scratch)
                 dots = _dot(wide_J2BX, u_BKI)
                 if grad_couplings_BIJ is not None and t == 0:
                     dots[:, 1] += grad_couplings_BIJ[block, chunk].permute(2, 0, 1)
                 c_JBI, dlogits_JBI = _couple_backward(dots, leaky)
                 shares = torch.stack([dlogits_JBI, c_JBI], dim=1)[:, :, :, None]
                 wide = wide_J2BX.view(J, 2, b, K, i)
-                du_BX += (wide * shares).sum((0, 1)).flatten(1)
+                du_BX += torch.mul(wide, shares, out=_take(more_scratch, wide.shape)).sum((0, 1)).flatten(1)
                 torch.mul(shares, u_BKI, out=wide)
                 dw_JDX.baddbmm_(pair.flatten(1, 2).transpose(1, 2), wide.view(J, 2 * b, K * i))
             du_BIK[block, chunk] = du_BX.view(b, K, i).transpose(1, 2)
@@ -141,10 +144,11 @@ def backward(
     return du_BIK, dweight_IJDK, dbias_JD
 
 
-def _project(parents_JBD: Tensor, w_JDX: Tensor) -> Tensor:
+def _project(parents_JBD: Tensor, w_JDX: Tensor, scratch: Tensor) -> Tensor:
     """Wᵀ V, what each parent looks like from each child: (J, B, D) or (J, 2, B, D) → (J, B, X) or (J, 2, B, X)."""
-    flat = torch.bmm(parents_JBD.flatten(1, -2), w_JDX)
-    return flat.view(*parents_JBD.shape[:-1], -1)
+    flat = parents_JBD.flatten(1, -2)
+    wide = torch.bmm(flat, w_JDX, out=_take(scratch, (*flat.shape[:2], w_JDX.shape[2])))
+    return wide.view(*parents_JBD.shape[:-1], -1)
 
 
 def _dot(wide_JBX: Tensor, u_BKI: Tensor) -> Tensor:
@@ -171,10 +175,10 @@ def _couple_backward(dots: Tensor, leaky: bool) -> tuple[Tensor, Tensor]:
     return c_JBI, weighted.addcmul_(c_JBI, weighted.sum(0), value=-1)
 
 
-def _gather(c_JBI: Tensor, u_BKI: Tensor, w_JDX: Tensor, into_JBD: Tensor) -> None:
+def _gather(c_JBI: Tensor, u_BKI: Tensor, w_JDX: Tensor, into_JBD: Tensor, scratch: Tensor) -> None:
     """Add Σ_i c û to each parent."""
-    scaled_JBX = (c_JBI[:, :, None] * u_BKI).flatten(2)
-    into_JBD.baddbmm_(scaled_JBX, w_JDX.transpose(1, 2))
+    scaled = torch.mul(c_JBI[:, :, None], u_BKI, out=_take(scratch, (len(c_JBI), *u_BKI.shape)))
+    into_JBD.baddbmm_(scaled.flatten(2), w_JDX.transpose(1, 2))
 
 
 def _sum_all(u_BKI: Tensor, w_JDX: Tensor) -> Tensor:
@@ -183,10 +187,21 @@ def _sum_all(u_BKI: Tensor, w_JDX: Tensor) -> Tensor:
     return (u_BKI.flatten(1) @ w_JDX.view(J * D, X).T).view(-1, J, D).transpose(0, 1)
 
 
+def _take(scratch: Tensor, shape: Sequence[int]) -> Tensor:
+    """The beginning of the scratch memory, in a shape."""
+    return scratch[: math.prod(shape)].view(shape)
+
+
 def _lay_out(weight_IJDK: Tensor) -> Tensor:
     """(I, J, D, K) → (J, D, X) with I innermost in X."""
     I, J, D, K = weight_IJDK.shape
     return weight_IJDK.permute(1, 2, 3, 0).reshape(J, D, K * I)
+
+
+def _scratch(u_BIK: Tensor, J: int, chunks: list[slice]) -> Tensor:
+    """Memory for J·B·K·I of one chunk and block, allocated once: fresh memory for every product costs page faults."""
+    largest = max((chunk.stop - chunk.start for chunk in chunks), default=0)
+    return u_BIK.new_empty(J * min(len(u_BIK), BLOCK) * u_BIK.shape[2] * largest)
 
 
 def _blocks(B: int) -> Iterator[slice]:
