@@ -7,6 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 
 from torchcaps._version import __version__
@@ -65,6 +66,11 @@ def _run(recipe: Recipe, folder: Path, device: str, console: Console, resume: bo
     return folder
 
 
+def _peak_memory(device: torch.device) -> int | None:
+    """The most memory that tensors took on a CUDA device so far."""
+    return round(torch.cuda.max_memory_allocated(device) / 2**20) if device.type == "cuda" else None
+
+
 def _prepare_folder(folder: Path, recipe: Recipe) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -120,6 +126,7 @@ def _finish(folder: Path, recipe: Recipe, splits: Splits, state: State, task: Cl
         "val_n": len(splits.validation) if splits.validation is not None else 0,
         "test_accuracy": results["test"].accuracy if "test" in results else None,
         "test_n": len(splits.test) if splits.test is not None else 0,
+        "peak_memory_mib": _peak_memory(model.device),
         "finished": datetime.now().astimezone().isoformat(timespec="seconds"),
     }
     shown = "test" if "test" in results else "validation" if "validation" in results else None
