@@ -98,6 +98,17 @@ def test_predict_answers_nine_of_ten_and_names_the_tenth(trained, folder, tmp_pa
     assert {entry["class"] for entry in answers[0]["ranking"]} == {"across", "down"}
 
 
+def test_file_names_are_printed_as_they_are(trained, folder, tmp_path):
+    odd = tmp_path / "cat[old].jpg"
+    odd.write_bytes((folder / "down" / "0.jpg").read_bytes())
+    broken = tmp_path / "x[red].jpg"
+    broken.write_text("no image")
+    result = torchcaps_command("predict", trained, "cat[old].jpg", "x[red].jpg", cwd=tmp_path)
+    assert result.returncode == 1
+    assert "cat[old].jpg" in result.stdout
+    assert "x[red].jpg" in result.stderr
+
+
 def test_predict_rejects_short_capsules(trained, folder, tmp_path):
     image = folder / "down" / "0.jpg"
     result = torchcaps_command("predict", trained, image, "--reject", "1", cwd=tmp_path)

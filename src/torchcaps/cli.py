@@ -10,6 +10,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from torchcaps._version import __version__
@@ -94,7 +95,8 @@ def evaluate(
     if as_json:
         print(json.dumps({"model": model, **figures}))
         return
-    out.print(f"{model} on {figures['data']}: [bold]{figures['accuracy']:.2%}[/bold] of {figures['n']:,} images right")
+    found = f"{figures['accuracy']:.2%} of {figures['n']:,} images right"
+    out.print(f"{model} on {figures['data']}: {found}", markup=False, highlight=False, soft_wrap=True)
     out.print(f"error {figures['error']:.2%}, loss {figures['loss']:.4f}", highlight=False)
 
 
@@ -118,7 +120,7 @@ def predict(
             answers.append(predict_file(loaded, path, reject))
         except UserError as error:
             failed += 1
-            err.print(f"[red]{error}[/red]", soft_wrap=True, highlight=False)
+            err.print(str(error), style="red", soft_wrap=True, highlight=False, markup=False)
     if as_json:
         print(json.dumps(answers, indent=2))
     elif answers:
@@ -127,7 +129,7 @@ def predict(
             found = ", ".join(answer["classes"]) or NONE
             second = answer["ranking"][1] if len(answer["ranking"]) > 1 else None
             rival = f"{second['class']} {second['length']:.3f}" if second else ""
-            table.add_row(str(answer["file"]), found, f"{answer['ranking'][0]['length']:.3f}", rival)
+            table.add_row(escape(answer["file"]), escape(found), f"{answer['ranking'][0]['length']:.3f}", escape(rival))
         out.print(table)
     if failed:
         raise typer.Exit(1)
@@ -146,7 +148,7 @@ def explain(
     from torchcaps.predict import explain_file
 
     for path in explain_file(torchcaps.load(model, _device(device)), image, out_, target):
-        out.print(str(path), soft_wrap=True, highlight=False)
+        out.print(str(path), soft_wrap=True, highlight=False, markup=False)
 
 
 @app.command()
@@ -205,13 +207,13 @@ def main() -> NoReturn:
     """Run the command line; a user's mistake ends in one message and exit code 2."""
     debug = "--debug" in sys.argv
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
-    warnings.showwarning = lambda message, *rest, **more: err.print(f"[yellow]note:[/yellow] {message}", soft_wrap=True)
+    warnings.showwarning = lambda message, *rest, **more: err.print(f"note: {message}", markup=False, soft_wrap=True)
     try:
         app(arguments, prog_name="torchcaps")
     except UserError as error:
         if debug:
             raise
-        err.print(f"[bold red]error:[/bold red] {error}", soft_wrap=True, highlight=False)
+        err.print(f"error: {error}", style="red", soft_wrap=True, highlight=False, markup=False)
         sys.exit(2)
     sys.exit(0)
 

@@ -62,7 +62,7 @@ def explain_file(model: ImageModel, path: Path, folder: Path, target: str | None
     arrays: dict[str, Any] = {
         "image": image[0],
         "lengths": lengths,
-        "reconstruction": redrawn.from_predicted[0],
+        "reconstruction": (redrawn.from_predicted if redrawn.from_true is None else redrawn.from_true)[0],
         "sweep": swept,
         "routing_maps": maps,
         "couplings": couplings,

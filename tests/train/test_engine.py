@@ -11,6 +11,7 @@ from torchcaps.errors import UserError
 from torchcaps.models import load
 from torchcaps.train import engine, run
 from torchcaps.train.checkpoint import load_checkpoint, save_checkpoint
+from torchcaps.train.evaluate import evaluate_model
 from torchcaps.train.recipe import load_recipe
 from torchcaps.train.setup import make_state, seeded
 from torchcaps.train.watch import Quiet, RunWatcher
@@ -217,3 +218,47 @@ def _start(recipe):
     with seeded(recipe.train.seed, torch.device("cpu")):
         state, task = make_state(recipe, data.train, torch.device("cpu"))
     return state, task, data
+
+
+def test_an_extended_run_that_dies_at_its_end_can_be_finished(tmp_path, monkeypatch):
+    folder = run.start_run(tiny("train.epochs=1"), out=tmp_path / "run", device="cpu")
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "write_report", lambda *args, **more: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            run.resume_run(folder, ["train.epochs=2"], device="cpu")
+    assert not (folder / "summary.json").exists()  # the old one would say that the run is whole
+    run.resume_run(folder, device="cpu")
+    assert json.loads((folder / "summary.json").read_text())["epochs"] == 2
+
+
+def test_an_interrupt_after_divergence_keeps_the_good_checkpoint(tmp_path, monkeypatch):
+    steps = []
+    real = engine.learning_rate
+    monkeypatch.setattr(engine, "learning_rate", lambda step, *rest: math.nan if step >= 3 else real(step, *rest))
+    monkeypatch.setattr(RunWatcher, "stopping", lambda self: len(steps) >= 5)
+    monkeypatch.setattr(RunWatcher, "step", lambda self, state, totals: steps.append(state.step))
+    with pytest.raises(UserError, match="the loss became nan"):
+        run.start_run(tiny(), out=tmp_path / "run", device="cpu")
+    state, _, _ = _start(tiny())
+    load_checkpoint(state, tmp_path / "run" / "checkpoints" / "last.safetensors")
+    assert state.epoch == 1
+    assert all(parameter.isfinite().all() for parameter in state.model.parameters())
+
+
+@pytest.mark.parametrize("override", ["data.test=30", "train.batch_size=16", "train.seed=5"])
+def test_what_a_resumed_run_cannot_change(tmp_path, override):
+    folder = run.start_run(tiny("train.epochs=1"), out=tmp_path / "run", device="cpu")
+    with pytest.raises(UserError, match="is fixed by the run"):
+        run.resume_run(folder, [override, "train.epochs=2"], device="cpu")
+
+
+def test_data_that_changed_is_noticed(tmp_path):
+    folder = run.start_run(tiny("train.epochs=1"), out=tmp_path / "run", device="cpu")
+    recipe = (folder / "recipe.yaml").read_text()
+    (folder / "recipe.yaml").write_text(recipe.replace("split_seed: 0", "split_seed: 1"))  # as new files would
+    with pytest.raises(UserError, match="has changed since it began"):
+        run.resume_run(folder, ["train.epochs=2"], device="cpu")
+    model = load(folder)
+    model.trained_by["data"]["split_seed"] = 1
+    with pytest.warns(UserWarning, match="may hold images trained on"):
+        evaluate_model(model)

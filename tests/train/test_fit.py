@@ -91,3 +91,34 @@ def test_multi_hot_labels():
 def test_float_images_are_kept_exactly():
     images = torch.rand(4, 8, 8)
     assert torch.equal(as_dataset(images, [0, 1, 0, 1]).images[:, 0], images)
+
+
+def test_a_column_of_ids_is_not_multi_hot():
+    dataset = as_dataset(np.zeros((3, 8, 8), dtype=np.uint8), np.array([[0], [2], [1]]))
+    assert dataset.targets.tolist() == [0, 2, 1]
+    with pytest.raises(UserError, match="must be 0 or 1"):
+        as_dataset(np.zeros((2, 8, 8), dtype=np.uint8), [[0, 2], [1, 0]])
+
+
+def test_array_types_people_have():
+    ones = np.ones((2, 8, 8), dtype=bool)
+    assert as_dataset(ones, [0, 1]).images.max() == 1.0
+    assert as_dataset(np.full((2, 8, 8), 9, dtype=np.uint16), [0, 1]).images.dtype == torch.uint8
+    flipped = np.arange(128, dtype=np.uint8).reshape(2, 8, 8)[:, ::-1]
+    assert as_dataset(flipped, [0, 1]).images[0, 0, 0, 0] == 56
+    with pytest.raises(UserError, match="labels must be numbers"):
+        as_dataset(ones, ["cat", "dog"])
+
+
+def test_a_multi_label_model_stays_one_when_saved(tmp_path):
+    images, labels = stripes(16)
+    hot = np.stack([labels, np.ones_like(labels)], axis=1)
+    model = torchcaps.fit("capsnet_small", images, hot, epochs=1, validation=0, **SMALL).model
+    torchcaps.save(model, tmp_path)
+    assert torchcaps.load(tmp_path).trained_by["multi_label"] is True
+
+
+@pytest.mark.parametrize("settings", [{"data": {"validation": 0}}, {"train": {"select": "best"}}], ids=str)
+def test_settings_that_fit_would_ignore_are_refused(settings):
+    with pytest.raises(UserError, match="belong to recipes"):
+        torchcaps.fit("capsnet_small", *stripes(16), settings=settings, **SMALL)

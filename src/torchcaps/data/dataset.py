@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 
 import torch
@@ -78,6 +79,16 @@ class Splits:
     validation: Dataset | None
     test: Dataset | None
     source: str
+
+    def fingerprint(self) -> str:
+        """A short text that changes with any image or target, or with the part it is in."""
+        digest = hashlib.blake2b(digest_size=16)
+        for part in (self.train, self.validation, self.test):
+            digest.update(b"|")
+            if part is not None:
+                for tensor in (part.images, part.targets):
+                    digest.update(tensor.contiguous().numpy().data)
+        return digest.hexdigest()
 
 
 def count_classes(targets: Tensor, num_classes: int) -> Tensor:

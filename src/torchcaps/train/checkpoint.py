@@ -29,6 +29,7 @@ class State:
     totals      sums over this epoch so far, for its line in the history
     history     one dict for each finished epoch
     best        the best validation accuracy so far
+    data        the fingerprint of the images the run trains, chooses and tests with
     """
 
     model: ImageModel
@@ -42,6 +43,7 @@ class State:
     totals: dict[str, float] = field(default_factory=dict)
     history: list[dict[str, float]] = field(default_factory=list)
     best: float | None = None
+    data: str = ""
 
     @property
     def final(self) -> ImageModel:
@@ -49,7 +51,7 @@ class State:
         return self.average or self.model
 
 
-_PLAIN = ("epoch", "batch", "step", "seconds", "totals", "history", "best")
+_PLAIN = ("epoch", "batch", "step", "seconds", "totals", "history", "best", "data")
 
 
 def save_checkpoint(state: State, path: Path) -> None:

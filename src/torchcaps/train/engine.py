@@ -94,6 +94,9 @@ def train(
                 watcher.step(state, totals)
                 if watcher.stopping():
                     state.totals = totals.read()
+                    _check_finite(
+                        state.totals["loss"], state
+                    )  # what diverged must not replace the last good checkpoint
                     state.seconds += time.perf_counter() - started
                     raise Interrupted
             means = totals.means("train_")  # waits for the device, so the clock is read after it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 
 from torchcaps.data import SOURCES, Dataset, load_data
 from torchcaps.errors import UserError
+from torchcaps.losses import multi_hot
 from torchcaps.models import ImageModel
 from torchcaps.train import engine
 from torchcaps.train.recipe import LossSection
@@ -22,6 +24,9 @@ def evaluate_model(model: ImageModel, data: str | None = None) -> dict[str, Any]
     dataset = splits.test if splits.test is not None else splits.train
     if data is None and splits.test is None:
         raise UserError("this model's data has no test set: give one with --data")
+    known = model.trained_by.get("fingerprint")
+    if data is None and known is not None and known != splits.fingerprint():
+        warnings.warn("the data has changed since training: its test split may hold images trained on", stacklevel=2)
     dataset = _in_model_order(dataset, model)
     task = Classify.for_model(model, dataset, LossSection())
     result = engine.evaluate(model, dataset, task)
@@ -51,7 +56,10 @@ def _settings(model: ImageModel, data: str | None) -> tuple[dict[str, Any], str]
 
 
 def _in_model_order(dataset: Dataset, model: ImageModel) -> Dataset:
-    """The same images with targets numbered as the model numbers its classes."""
+    """The same images with targets numbered as the model numbers its classes, multi-hot if it finds several."""
+    if model.trained_by.get("multi_label") and not dataset.multi_label:
+        hot = multi_hot(dataset.targets, dataset.num_classes)
+        dataset = Dataset(dataset.images, hot, dataset.class_names, dataset.files)
     if dataset.class_names == model.class_names:
         return dataset
     unknown = sorted(set(dataset.class_names) - set(model.class_names))

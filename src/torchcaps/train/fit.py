@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -53,18 +54,26 @@ def fit(
     tree["train"] = {"epochs": epochs, "batch_size": batch_size, "seed": seed, **tree.get("train", {})}
     tree["optim"] = {"lr": lr, **tree.get("optim", {})}
     recipe = make_recipe(tree)
+    if "data" in tree or recipe.train.select == "best":
+        raise UserError("fit: settings for data, and train.select=best, belong to recipes; give validation=, or none")
     dataset = as_dataset(images, labels, class_names)
-    train, held_out, _ = divide(dataset, None, None, HoldOut(validation, test=0, seed=seed))
+    train, held_out, _ = divide(dataset, None, None, HoldOut(validation, test=0, seed=recipe.train.seed))
     fabric = engine.make_fabric(device, recipe.train.precision)
     with seeded(recipe.train.seed, fabric.device):
         state, task = make_state(recipe, train, fabric.device)
         engine.train(state, train, held_out, task, recipe, fabric, Quiet())
-    return Fitted(state.final.eval(), state.history)
+    trained = state.final.eval()
+    trained.trained_by = {"recipe": "fit", "seed": recipe.train.seed, "multi_label": dataset.multi_label}
+    return Fitted(trained, state.history)
 
 
 def as_dataset(images: Any, labels: Any, class_names: tuple[str, ...] | list[str] | None = None) -> Dataset:
     """Arrays as a Dataset, with every mistake named."""
-    pixels, targets = torch.as_tensor(images), torch.as_tensor(labels)
+    pixels, targets = _as_tensor("images", images), _as_tensor("labels", labels)
+    if targets.ndim == 2 and targets.shape[1] == 1:
+        targets = targets[:, 0]
+    if targets.ndim == 2 and not bool(((targets == 0) | (targets == 1)).all()):
+        raise UserError("fit: labels of several classes must be 0 or 1, one column a class")
     if len(pixels) != len(targets) or len(pixels) == 0:
         raise UserError(f"fit: {len(pixels)} images and {len(targets)} labels were given; give one label an image")
     if targets.ndim == 1:
@@ -78,6 +87,14 @@ def as_dataset(images: Any, labels: Any, class_names: tuple[str, ...] | list[str
     return Dataset(_as_pixels(pixels), targets if targets.ndim == 1 else targets.float(), names)
 
 
+def _as_tensor(what: str, values: Any) -> Tensor:
+    try:
+        tensor = values if isinstance(values, Tensor) else torch.from_numpy(np.ascontiguousarray(values))
+    except (TypeError, ValueError) as error:
+        raise UserError(f"fit: {what} must be numbers, in one array: {error}") from error
+    return tensor.to(torch.int32) if tensor.dtype == torch.uint16 else tensor
+
+
 def _as_pixels(images: Tensor) -> Tensor:
     """(N, C, H, W), uint8 or float32 in [0, 1]."""
     if images.ndim == 3:
@@ -86,6 +103,8 @@ def _as_pixels(images: Tensor) -> Tensor:
         raise UserError(f"fit: images must be (N, H, W), (N, C, H, W) or (N, H, W, C), got {tuple(images.shape)}")
     if images.shape[1] not in (1, 3) and images.shape[3] in (1, 3):
         images = images.permute(0, 3, 1, 2).contiguous()
+    if images.dtype == torch.bool:
+        return images.float()
     if images.dtype == torch.uint8:
         return images
     if not images.is_floating_point():

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
@@ -37,6 +37,9 @@ def resume_run(
     """Go on with an interrupted run, exactly where it was."""
     if not (folder / "recipe.yaml").is_file():
         raise UserError(f"{folder} is not a run: it has no recipe.yaml; give the folder that `torchcaps train` named")
+    for override in overrides:
+        if override.startswith(("data.", "train.batch_size=", "train.seed=")):
+            raise UserError(f"--resume: {override.partition('=')[0]} is fixed by the run; start a new run to change it")
     recipe = load_recipe(str(folder / "recipe.yaml"), overrides)
     return _run(recipe, folder, device, console or Console(quiet=True), resume=True)
 
@@ -47,11 +50,17 @@ def _run(recipe: Recipe, folder: Path, device: str, console: Console, resume: bo
     with seeded(recipe.train.seed, fabric.device):
         state, task = make_state(recipe, splits.train, fabric.device)
         last = folder / "checkpoints" / "last.safetensors"
+        state.data = splits.fingerprint()
         if resume:
             load_checkpoint(state, last)
+            if state.data != splits.fingerprint():
+                raise UserError(
+                    f"the data of {folder} has changed since it began: its test images may have been trained on"
+                )
             if state.epoch >= recipe.train.epochs and (folder / "summary.json").is_file():
                 raise UserError(f"{folder} has finished its {state.epoch} epochs: add more with --epochs")
         _prepare_folder(folder, recipe)
+        (folder / "summary.json").unlink(missing_ok=True)  # of the run before it was extended
         _announce(recipe, splits, state.model, fabric.device, console)
         steps = num_batches(len(splits.train), recipe.train.batch_size)
         watcher = RunWatcher(folder, recipe.train.epochs, steps, console)
@@ -60,7 +69,11 @@ def _run(recipe: Recipe, folder: Path, device: str, console: Console, resume: bo
                 engine.train(state, splits.train, splits.validation, task, recipe, fabric, watcher)
         except engine.Interrupted:
             save_checkpoint(state, last)
-            console.print(f"\nstopped after step {state.step}; go on with:  torchcaps train --resume {folder}")
+            console.print(
+                f"\nstopped after step {state.step}; go on with:  torchcaps train --resume {folder}",
+                markup=False,
+                soft_wrap=True,
+            )
             raise
     _finish(folder, recipe, splits, state, task, console)
     return folder
@@ -81,17 +94,20 @@ def _prepare_folder(folder: Path, recipe: Recipe) -> None:
         ) from error
 
 
-def _announce(recipe: Recipe, splits: Splits, model: ImageModel, device: Any, console: Console) -> None:
+def _announce(recipe: Recipe, splits: Splits, model: ImageModel, device: torch.device, console: Console) -> None:
     sizes = [f"{len(splits.train):,} to train on"]
     sizes += [
         f"{len(part):,} {name}" for name, part in (("validation", splits.validation), ("test", splits.test)) if part
     ]
     shape = "×".join(map(str, model.image_shape))
     console.print(
-        f"[bold]{recipe.name}[/bold]: {recipe.model.name}, {model.parameter_count():,} parameters, on {device}\n"
+        f"{recipe.name}: {recipe.model.name}, {model.parameter_count():,} parameters, on {device}\n"
         f"data: {splits.source}, {shape}, {model.num_classes} classes; images: {', '.join(sizes)}",
         highlight=False,
+        markup=False,
     )
+    if device.type == "cuda" and recipe.train.fast:
+        console.print("the first steps are slow: the training step is compiled and recorded (--no-fast turns that off)")
 
 
 def _finish(folder: Path, recipe: Recipe, splits: Splits, state: State, task: Classify, console: Console) -> None:
@@ -106,6 +122,7 @@ def _finish(folder: Path, recipe: Recipe, splits: Splits, state: State, task: Cl
         "seed": recipe.train.seed,
         "data": recipe.data.model_dump(mode="json"),
         "multi_label": splits.train.multi_label,
+        "fingerprint": state.data,
     }
     save(model, folder / "model")
     measured = {name: getattr(splits, name) for name in ("validation", "test") if getattr(splits, name) is not None}
@@ -145,11 +162,13 @@ def _finish(folder: Path, recipe: Recipe, splits: Splits, state: State, task: Cl
         class_names=model.class_names,
     )
     # The summary comes last: its presence says that the run is whole.
-    (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    aside = folder / ".summary.json"
+    aside.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    os.replace(aside, folder / "summary.json")
     if shown:
         console.print(
             f"\n{shown} accuracy {results[shown].accuracy:.2%} on {len(dataset):,} images",
             style="bold green",
             highlight=False,
         )
-    console.print(f"report  {report}\nmodel   {folder / 'model'}", highlight=False, soft_wrap=True)
+    console.print(f"report  {report}\nmodel   {folder / 'model'}", highlight=False, soft_wrap=True, markup=False)
