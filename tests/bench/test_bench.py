@@ -22,11 +22,19 @@ def test_every_backend_is_measured_and_checked():
         assert row.extra_mib is None
 
 
-def test_a_wrong_routing_is_not_timed(monkeypatch):
+@pytest.mark.parametrize("factor", [1.01, float("nan")])
+def test_a_wrong_routing_is_not_timed(monkeypatch, factor):
     right = routing._routing("chunked")
-    monkeypatch.setattr(routing, "_routing", lambda backend: lambda *args: right(*args) * 1.01)
+    monkeypatch.setattr(routing, "_routing", lambda backend: lambda *args: right(*args) * factor)
     with pytest.raises(AssertionError, match="chunked is wrong by .* nothing is timed"):
         routing.measure(TINY, ["chunked"], CPU, rounds=1)
+
+
+def test_a_workload_too_large_for_votes_is_checked_too(monkeypatch):
+    monkeypatch.setattr(routing, "_fits", lambda workload: False)
+    rows = routing.measure(TINY, ["reference", "chunked"], CPU, rounds=1)
+    assert [row.backend for row in rows] == ["chunked"]
+    assert rows[0].error < 1e-5
 
 
 def test_one_axis_varies_at_a_time():

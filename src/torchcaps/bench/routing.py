@@ -73,9 +73,9 @@ def workloads(base: Workload, axes: dict[str, list[int]]) -> Iterator[Workload]:
 def measure(workload: Workload, backends: list[str], device: torch.device, rounds: int = 11) -> list[Row]:
     """Time every backend that can serve the workload, after checking it against float64."""
     u, weight, direction = _inputs(workload, device)
-    exact = None
-    if _fits(workload):
-        exact = _run(reference_routing, u.double(), weight.double(), direction.double(), workload.R)
+    # Where votes would take gigabytes, the chunked path in float64 stands in for the reference it is tested against.
+    yardstick = reference_routing if _fits(workload) else _routing("chunked")
+    exact = _run(yardstick, u.double(), weight.double(), direction.double(), workload.R)
     rows = []
     for backend in backends:
         if backend == "fused" and _chosen(u, weight, workload.R) != "fused":
@@ -84,10 +84,11 @@ def measure(workload: Workload, backends: list[str], device: torch.device, round
             continue  # its votes alone would take gigabytes
         routing = _routing(backend)
         outputs = _run(routing, u, weight, direction, workload.R)
-        error = max(_relative(a, b) for a, b in zip(outputs, exact)) if exact else float("nan")
-        allowed = 1e-2 if _precision(device) == "tf32" else 1e-4
-        if error > allowed:
-            raise AssertionError(f"{backend} is wrong by {error:.1e} on {workload}: nothing is timed")
+        errors = [_relative(a, b) for a, b in zip(outputs, exact)]
+        allowed = 1e-2 if _precision(device) == "tf32" else 1e-5
+        if not all(error <= allowed for error in errors):  # so put that NaN does not pass
+            raise AssertionError(f"{backend} is wrong by {errors} on {workload}: nothing is timed")
+        error = max(errors)
         forward = lambda: routing(u, weight, workload.R)  # noqa: E731, B023
         both = lambda: _run(routing, u, weight, direction, workload.R)  # noqa: E731, B023
         extra = extra_memory(both, device)

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from torchcaps.bench import routing, step
 from torchcaps.bench.timing import machine
+from torchcaps.train.step import tuned
 
 HEAD = (
     "machine",
@@ -75,11 +76,8 @@ def _with_tf32(workload: routing.Workload, cuda: bool, device: torch.device) -> 
     """The fused path once more, with TF32 products, as training uses it."""
     if not cuda:
         return []
-    torch.set_float32_matmul_precision("high")
-    try:
+    with tuned(device, tensor_cores=True):
         return routing.measure(workload, ["fused"], device)
-    finally:
-        torch.set_float32_matmul_precision("highest")
 
 
 def _routing_row(row: routing.Row, device: torch.device) -> dict[str, str]:
