@@ -185,16 +185,13 @@ def list_() -> None:
 
 
 def _data_overrides(data: str | None) -> list[str]:
-    """--data as settings of a recipe: a path to images, or the name of a data set."""
-    from torchcaps.data import SOURCES
+    """--data as settings of a recipe."""
+    from torchcaps.data import named_data
 
     if data is None:
         return []
-    if Path(data).exists():
-        return ["data.source=folder", f"data.path={json.dumps(str(Path(data).resolve()))}"]
-    if data in SOURCES and data != "folder":
-        return [f"data.source={data}", "data.path=null"]
-    raise UserError(f"--data {data}: there is no such folder, and no data set of that name; see `torchcaps list`")
+    source, path = named_data(data)
+    return [f"data.source={source}", f"data.path={json.dumps(path)}"]
 
 
 def _device(name: str) -> Any:

@@ -6,7 +6,7 @@ from torchcaps.data.dataset import Dataset, Splits
 from torchcaps.data.download import dataset_folder
 from torchcaps.data.idx import read_idx
 from torchcaps.data.images import load_image
-from torchcaps.data.sources import SOURCES, load_data
+from torchcaps.data.sources import SOURCES, load_data, named_data
 
 __all__ = [
     "SOURCES",
@@ -21,6 +21,7 @@ __all__ = [
     "epoch_order",
     "load_data",
     "load_image",
+    "named_data",
     "num_batches",
     "read_idx",
 ]

@@ -54,6 +54,15 @@ def load_data(
     return SOURCES[source](None if path is None else Path(path).expanduser(), size, channels, plan)
 
 
+def named_data(text: str) -> tuple[str, str | None]:
+    """What a user means by --data: (source, path) of an image folder or CSV file, or of a data set by its name."""
+    if Path(text).exists():
+        return "folder", str(Path(text).resolve())
+    if text in SOURCES and text != "folder":
+        return text, None
+    raise UserError(f"--data {text}: there is no such folder, and no data set of that name; see `torchcaps list`")
+
+
 def _digits(path: Path | None, size: Size, channels: int | None, plan: HoldOut) -> Splits:
     """scikit-learn's 1,797 handwritten digits, 8×8."""
     if path is not None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from torchcaps.data import SOURCES, Dataset, load_data
+from torchcaps.data import Dataset, load_data, named_data
 from torchcaps.errors import UserError
 from torchcaps.losses import multi_hot
 from torchcaps.models import ImageModel
@@ -47,12 +46,10 @@ def _settings(model: ImageModel, data: str | None) -> tuple[dict[str, Any], str]
         if own is None:
             raise UserError("this model does not say what it was trained on: give a test set with --data")
         return {**own, **shape}, own["path"] or own["source"]
-    if Path(data).exists():
-        # Everything in the folder, or its test split if it has one.
-        return {"source": "folder", "path": data, "validation": 0, "test": 0, **shape}, data
-    if data in SOURCES and data != "folder":
-        return {"source": data, **shape}, data
-    raise UserError(f"--data {data}: there is no such folder, and no data set of that name; see `torchcaps list`")
+    source, path = named_data(data)
+    # Of a folder everything, or its test split if it has one.
+    whole = {"validation": 0, "test": 0} if source == "folder" else {}
+    return {"source": source, "path": path, **whole, **shape}, data
 
 
 def _in_model_order(dataset: Dataset, model: ImageModel) -> Dataset:
