@@ -61,7 +61,9 @@ def test_floor_has_everything_but_routing():
 
 def test_run_prints_and_writes(tmp_path, monkeypatch):
     monkeypatch.setattr(routing, "Workload", lambda **changes: TINY)
-    monkeypatch.setattr(step, "measure", lambda device, batch: [step.StepRow("training step", batch, 3.0, 2.0)])
+    monkeypatch.setattr(
+        step, "measure", lambda device, batch: [step.StepRow("training step", batch, 3.0, 2.0, None, 7.0)]
+    )
     console = Console(record=True, width=150)
     run.run_bench(CPU, scaling=False, out=tmp_path / "rows.csv", console=console)
     assert "1.500" in console.export_text()

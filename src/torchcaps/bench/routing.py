@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchcaps.bench.timing import by_turns, extra_memory, recorded
+from torchcaps.bench.timing import Call, by_turns, extra_memory, recorded
 from torchcaps.ops.dispatch import backend as backend_for
 from torchcaps.ops.dynamic import reference
 from torchcaps.ops.dynamic.operators import route
@@ -28,17 +30,23 @@ class Workload(NamedTuple):
 
     @property
     def operations(self) -> int:
-        """Floating-point operations that the passes of README.md need, forward and backward."""
-        return (
-            2
-            * self.B
-            * self.I
-            * self.K
-            * self.J
-            * self.D
-            * (1 + 2 * (self.R - 1) + 3 * (self.R - 1) + 2 * (2 * self.R - 1))
-        )
+        """Floating-point operations that the passes of ops/dynamic/README.md need, forward and backward."""
+        B, I, K, J, D, R = self
+        return 2 * B * I * K * J * D * (1 + 2 * (R - 1) + 3 * (R - 1) + 2 * (2 * R - 1))
 
+    @property
+    def numbers(self) -> int:
+        """Numbers that must move, forward and backward: u and W are read in both, and their gradients written."""
+        B, I, K, J, D, _ = self
+        return 3 * (B * I * K + I * J * D * K)
+
+
+# How products are taken, the type of the inputs, and the relative error beyond which nothing is timed.
+PRECISIONS: dict[str, tuple[torch.dtype, float]] = {
+    "fp32": (torch.float32, 1e-5),
+    "tf32": (torch.float32, 1e-2),
+    "bf16": (torch.bfloat16, 3e-2),
+}
 
 AXES: dict[str, list[int]] = {
     "B": [1, 16, 64, 128, 256, 512, 1024],
@@ -70,47 +78,51 @@ def workloads(base: Workload, axes: dict[str, list[int]]) -> Iterator[Workload]:
                 yield base._replace(**{axis: value}, **({"B": min(base.B, 64)} if axis in "IJ" else {}))
 
 
-def measure(workload: Workload, backends: list[str], device: torch.device, rounds: int = 11) -> list[Row]:
+def measure(
+    workload: Workload, backends: list[str], device: torch.device, precision: str = "fp32", rounds: int = 11
+) -> list[Row]:
     """Time every backend that can serve the workload, after checking it against float64."""
-    u, weight, direction = _inputs(workload, device)
+    dtype, allowed = PRECISIONS[precision]
+    u, weight, direction = (x.to(dtype) for x in _inputs(workload, device))
     # Where votes would take gigabytes, the chunked path in float64 stands in for the reference it is tested against.
     yardstick = reference_routing if _fits(workload) else _routing("chunked")
     exact = _run(yardstick, u.double(), weight.double(), direction.double(), workload.R)
     rows = []
-    for backend in backends:
-        if backend == "fused" and _chosen(u, weight, workload.R) != "fused":
-            continue
-        if backend.startswith("reference") and not _fits(workload):
-            continue  # its votes alone would take gigabytes
-        routing = _routing(backend)
-        outputs = _run(routing, u, weight, direction, workload.R)
-        errors = [_relative(a, b) for a, b in zip(outputs, exact)]
-        allowed = 1e-2 if _precision(device) == "tf32" else 1e-5
-        if not all(error <= allowed for error in errors):  # so put that NaN does not pass
-            raise AssertionError(f"{backend} is wrong by {errors} on {workload}: nothing is timed")
-        error = max(errors)
-        forward = lambda: routing(u, weight, workload.R)  # noqa: E731, B023
-        both = lambda: _run(routing, u, weight, direction, workload.R)  # noqa: E731, B023
-        extra = extra_memory(both, device)
-        calls = {"forward": forward, "both": both}
-        repeats = 1
-        if device.type == "cuda":
-            repeats = REPEATS
-            calls = {name: recorded(call, REPEATS) for name, call in calls.items()}
-        with torch.no_grad():
-            seconds = by_turns(calls, device, rounds)
-        rows.append(
-            Row(
-                workload,
-                backend,
-                _precision(device),
-                error,
-                seconds["forward"] / repeats * 1e3,
-                seconds["both"] / repeats * 1e3,
-                None if extra is None else extra / 2**20,
-            )
-        )
+    with _products(precision):
+        for backend in backends:
+            if backend == "fused" and backend_for(u, weight, workload.R) != "fused":
+                continue
+            if backend.startswith("reference") and not _fits(workload):
+                continue  # its votes alone would take gigabytes
+            routing = _routing(backend)
+            errors = [_relative(a, b) for a, b in zip(_run(routing, u, weight, direction, workload.R), exact)]
+            if not all(error <= allowed for error in errors):  # so put that NaN does not pass
+                raise AssertionError(f"{backend} is wrong by {errors} on {workload}: nothing is timed")
+            calls: dict[str, Call] = {
+                "forward": partial(routing, u, weight, workload.R),
+                "both": partial(_run, routing, u, weight, direction, workload.R),
+            }
+            extra = extra_memory(calls["both"], device)
+            repeats = REPEATS if device.type == "cuda" else 1
+            with torch.no_grad():
+                if device.type == "cuda":
+                    calls = {name: recorded(call, REPEATS) for name, call in calls.items()}
+                seconds = by_turns(calls, device, rounds)
+            forward, both = (seconds[name] / repeats * 1e3 for name in ("forward", "both"))
+            mib = None if extra is None else extra / 2**20
+            rows.append(Row(workload, backend, precision, max(errors), forward, both, mib))
     return rows
+
+
+@contextmanager
+def _products(precision: str) -> Iterator[None]:
+    """Matrix products of float32 in full, or in TF32."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest" if precision == "fp32" else "high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def reference_routing(u: Tensor, weight: Tensor, iterations: int) -> Tensor:
@@ -145,15 +157,6 @@ def _inputs(workload: Workload, device: torch.device) -> tuple[Tensor, Tensor, T
 
 def _fits(workload: Workload) -> bool:
     return workload.B * workload.I * workload.J * workload.D <= 2**28
-
-
-def _chosen(u: Tensor, weight: Tensor, iterations: int) -> str:
-    return backend_for(u, weight, iterations)
-
-
-def _precision(device: torch.device) -> str:
-    tf32 = device.type == "cuda" and torch.get_float32_matmul_precision() != "highest"
-    return "tf32" if tf32 else "fp32"
 
 
 def _relative(got: Tensor, exact: Tensor) -> float:

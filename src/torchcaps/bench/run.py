@@ -11,23 +11,18 @@ from rich.table import Table
 
 from torchcaps.bench import routing, step
 from torchcaps.bench.timing import machine
-from torchcaps.train.step import tuned
 
-HEAD = (
-    "machine",
-    "what",
-    "B",
-    "I",
-    "J",
-    "r",
-    "backend",
-    "precision",
-    "error",
-    "forward_ms",
-    "both_ms",
-    "extra_mib",
-    "gflops",
-)
+FIGURES = {  # of a routing row: the name in the CSV file and in the table
+    "backend": "backend",
+    "precision": "products",
+    "error": "error",
+    "forward_ms": "forward ms",
+    "both_ms": "both ms",
+    "extra_mib": "extra MiB",
+    "gb_per_s": "GB/s",
+    "gflops": "GFLOP/s",
+}
+HEAD = ("machine", "what", "B", "I", "J", "r", *FIGURES, "images_per_s", "peak_mib")
 
 
 def run_bench(device: torch.device, *, scaling: bool, out: Path | None, console: Console) -> list[dict[str, str]]:
@@ -35,33 +30,20 @@ def run_bench(device: torch.device, *, scaling: bool, out: Path | None, console:
     cuda = device.type == "cuda"
     base = routing.Workload() if cuda else routing.Workload(B=32)
     axes = (routing.AXES if cuda else routing.SMALL_AXES) if scaling else {}
-    backends = ["reference", "reference compiled", "chunked", "fused"] if cuda else ["reference", "chunked"]
     console.print(machine(device), highlight=False)
-    table = Table("routing", "backend", "products", "error", "forward ms", "both ms", "extra MiB", "GFLOP/s", box=None)
+    table = Table("routing", *FIGURES.values(), box=None)
     rows: list[dict[str, str]] = []
     for workload in routing.workloads(base, axes):
-        chosen = backends if workload == base else [name for name in backends if name != "reference compiled"]
-        for row in [*routing.measure(workload, chosen, device), *_with_tf32(workload, cuda, device)]:
+        for row in _routing_rows(workload, workload == base, device):
             rows.append(_routing_row(row, device))
-            last = rows[-1]
             name = f"B{workload.B} {workload.I}×{workload.K}→{workload.J}×{workload.D} r{workload.R}"
-            table.add_row(
-                name,
-                *(
-                    last[key]
-                    for key in ("backend", "precision", "error", "forward_ms", "both_ms", "extra_mib", "gflops")
-                ),
-            )
+            table.add_row(name, *(rows[-1][key] for key in FIGURES))
     console.print(table)
-    table = Table("whole network", "batch", "CapsNet ms", "floor ms", "ratio", box=None)
+    table = Table("whole network", "batch", "CapsNet ms", "floor ms", "ratio", "images/s", "peak MiB", box=None)
     for whole in step.measure(device, 128 if cuda else 32):
-        table.add_row(
-            whole.what, str(whole.batch), f"{whole.capsnet_ms:.3f}", f"{whole.floor_ms:.3f}", f"{whole.ratio:.3f}"
-        )
-        for name, value in (("CapsNet", whole.capsnet_ms), ("floor", whole.floor_ms)):
-            rows.append(
-                _blank(device) | {"what": whole.what, "B": str(whole.batch), "backend": name, "both_ms": f"{value:.4f}"}
-            )
+        rows += _step_rows(whole, device)
+        numbers = (f"{whole.capsnet_ms:.3f}", f"{whole.floor_ms:.3f}", f"{whole.ratio:.3f}")
+        table.add_row(whole.what, str(whole.batch), *numbers, rows[-2]["images_per_s"], rows[-2]["peak_mib"])
     console.print(table)
     if out is not None:
         with out.open("w", newline="", encoding="utf-8") as file:
@@ -72,16 +54,20 @@ def run_bench(device: torch.device, *, scaling: bool, out: Path | None, console:
     return rows
 
 
-def _with_tf32(workload: routing.Workload, cuda: bool, device: torch.device) -> list[routing.Row]:
-    """The fused path once more, with TF32 products, as training uses it."""
-    if not cuda:
-        return []
-    with tuned(device, tensor_cores=True):
-        return routing.measure(workload, ["fused"], device)
+def _routing_rows(workload: routing.Workload, base: bool, device: torch.device) -> list[routing.Row]:
+    """All backends in float32; on CUDA also TF32 and bf16 products. Along an axis, what people run."""
+    rounds = 11 if base else 5
+    if device.type != "cuda":
+        return routing.measure(workload, ["reference", "chunked"], device, rounds=rounds)
+    if not base:
+        rows = routing.measure(workload, ["reference", "chunked", "fused"], device, "tf32", rounds)
+        return rows + routing.measure(workload, ["fused"], device, "bf16", rounds)
+    backends = ["reference", "reference compiled", "chunked", "fused"]
+    return [row for precision in routing.PRECISIONS for row in routing.measure(workload, backends, device, precision)]
 
 
 def _routing_row(row: routing.Row, device: torch.device) -> dict[str, str]:
-    work = row.workload
+    work, dtype = row.workload, routing.PRECISIONS[row.precision][0]
     return _blank(device) | {
         "what": "routing",
         "B": str(work.B),
@@ -94,8 +80,26 @@ def _routing_row(row: routing.Row, device: torch.device) -> dict[str, str]:
         "forward_ms": f"{row.forward_ms:.4f}",
         "both_ms": f"{row.both_ms:.4f}",
         "extra_mib": "" if row.extra_mib is None else f"{row.extra_mib:.1f}",
+        "gb_per_s": f"{work.numbers * dtype.itemsize / row.both_ms / 1e6:.0f}",
         "gflops": f"{work.operations / row.both_ms / 1e6:.0f}",
     }
+
+
+def _step_rows(row: step.StepRow, device: torch.device) -> list[dict[str, str]]:
+    """The CapsNet's row and its floor's."""
+    both = {"CapsNet": (row.capsnet_ms, row.capsnet_mib), "floor": (row.floor_ms, row.floor_mib)}
+    return [
+        _blank(device)
+        | {
+            "what": row.what,
+            "B": str(row.batch),
+            "backend": name,
+            "both_ms": f"{ms:.4f}",
+            "images_per_s": f"{row.batch / ms * 1e3:.0f}",
+            "peak_mib": "" if mib is None else f"{mib:.0f}",
+        }
+        for name, (ms, mib) in both.items()
+    ]
 
 
 def _blank(device: torch.device) -> dict[str, str]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from torchcaps.bench.timing import Call, by_turns, recorded
+from torchcaps.bench.timing import Call, by_turns, extra_memory, recorded
 from torchcaps.layers import mask_capsules
 from torchcaps.losses import margin_loss, reconstruction_loss
 from torchcaps.models import CapsNet, Output
@@ -35,12 +35,14 @@ class Floor(nn.Module):
 
 
 class StepRow(NamedTuple):
-    """Milliseconds of a CapsNet and of its floor, and how many times the floor's it is."""
+    """Milliseconds of a CapsNet and of its floor, how many times the floor's it is, and memory taken by either."""
 
     what: str
     batch: int
     capsnet_ms: float
     floor_ms: float
+    capsnet_mib: float | None
+    floor_mib: float | None
 
     @property
     def ratio(self) -> float:
@@ -57,14 +59,29 @@ def measure(device: torch.device, batch: int, rounds: int = 11) -> list[StepRow]
             images = torch.rand(size, 1, 28, 28, device=device)
             targets = torch.arange(size, device=device) % 10
             calls: dict[str, Call] = {}
+            memory: dict[str, float | None] = {}
             for name, model in models.items():
                 make = _training if what == "training step" else _inference
                 calls[name] = make(model, images, targets)
+                memory[name] = _memory(calls[name], model, device)
                 if device.type == "cuda":
                     calls[name] = recorded(calls[name])
-            seconds = by_turns(calls, device, rounds)
-            rows.append(StepRow(what, size, seconds["capsnet"] * 1e3, seconds["floor"] * 1e3))
+            ms = {name: seconds * 1e3 for name, seconds in by_turns(calls, device, rounds).items()}
+            rows.append(StepRow(what, size, ms["capsnet"], ms["floor"], memory["capsnet"], memory["floor"]))
     return rows
+
+
+def _memory(call: Call, model: nn.Module, device: torch.device) -> float | None:
+    """MiB: weights, gradients, moments, and what the call allocates beyond them."""
+    for parameter in model.parameters():
+        parameter.grad = None
+    call()
+    extra = extra_memory(call, device)  # replaces the gradients, so they are in it
+    if extra is None:
+        return None
+    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    trained = any(p.grad is not None for p in model.parameters())
+    return (extra + weights * (3 if trained else 1)) / 2**20
 
 
 def _training(model: nn.Module, images: Tensor, targets: Tensor) -> Call:

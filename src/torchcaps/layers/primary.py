@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from torchcaps.capsules import Capsules
-from torchcaps.ops import squash
+from torchcaps.ops import squash_maps
 
 
 class PrimaryCaps(nn.Module):
@@ -41,15 +42,10 @@ class PrimaryCaps(nn.Module):
 
     def forward(self, features: Tensor) -> Capsules:
         self._check(features)
-        maps = self.conv(features)
-        B, _, H, W = maps.shape
-        # A capsule is `dim` neighbouring channels at one position: split the channels first, then move them last.
-        # Reshaping (B, C, H, W) straight to (B, I, dim) would mix positions into the pose.
-        sums_BTDX = maps.reshape(B, self.types, self.dim, H * W)
-        if self.bias is not None:
-            sums_BTDX = sums_BTDX * self.scale + self.bias
-        pose_BIK = squash(sums_BTDX, dim=2).transpose(2, 3).reshape(B, self.types * H * W, self.dim)
-        return Capsules(pose_BIK)
+        conv = self.conv
+        maps = functional.conv2d(features, conv.weight, None, conv.stride, conv.padding)
+        bias = conv.bias if self.bias is None else self.bias.flatten()
+        return Capsules(squash_maps(maps, bias, self.dim, self.scale))
 
     def _check(self, features: Tensor) -> None:
         channels, kernel, padding = self.conv.in_channels, self.conv.kernel_size[0], int(self.conv.padding[0])

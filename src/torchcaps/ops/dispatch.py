@@ -7,6 +7,7 @@ import importlib.util
 import logging
 import os
 
+import torch
 from torch import Tensor
 
 from torchcaps.errors import UserError, did_you_mean
@@ -34,6 +35,14 @@ def backend(u_BIK: Tensor, weight_IJDK: Tensor, iterations: int) -> str:
         return "fused"
     _say_once(reason)
     return "chunked"
+
+
+def triton_kernels(x: Tensor) -> bool:
+    """Whether Triton kernels serve x: on CUDA, or interpreted, if asked for by TORCHCAPS_BACKEND=fused."""
+    asked = os.environ.get("TORCHCAPS_BACKEND") or ("fused" if x.is_cuda else "chunked")
+    known = x.dtype in (torch.float32, torch.bfloat16, torch.float16)
+    here = x.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
+    return asked == "fused" and known and here and importlib.util.find_spec("triton") is not None
 
 
 @functools.cache

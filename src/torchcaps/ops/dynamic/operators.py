@@ -96,11 +96,11 @@ def route_fused(
 
 @torch.library.custom_op("torchcaps::route_fused_backward", mutates_args=())
 def route_fused_backward(
-    grad: Tensor, u: Tensor, weight: Tensor, sums: Tensor, agreed: Tensor, denominators: Tensor, leaky: bool, bias: bool
+    grad: Tensor, u: Tensor, weight: Tensor, sums: Tensor, agreed: Tensor, logsums: Tensor, leaky: bool, bias: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     from torchcaps.ops.dynamic import fused
 
-    return fused.backward(grad, u, weight, sums, agreed, denominators, leaky, bias)
+    return fused.backward(grad, u, weight, sums, agreed, logsums, leaky, bias)
 
 
 @route_fused.register_fake
@@ -111,13 +111,15 @@ def _(
     J, D = weight.shape[1:3]
     dtype = torch.promote_types(u.dtype, weight.dtype)
     poses, coupled = u.new_empty(B, J, D, dtype=dtype), u.new_empty((B, I, J) if couplings else (0,), dtype=dtype)
+    factors = torch.bfloat16 if u.dtype == torch.bfloat16 else torch.float32
+    agreed = u.new_empty(iterations - 1, B, J, D, dtype=factors)
     sums = u.new_empty(iterations, B, J, D, dtype=torch.float32)
-    return poses, coupled, sums, sums.new_empty(iterations - 1, B, J, D), sums.new_empty(2, iterations - 1, B, I)
+    return poses, coupled, sums, agreed, sums.new_empty(iterations - 1, B, I)
 
 
 @route_fused_backward.register_fake
 def _(
-    grad: Tensor, u: Tensor, weight: Tensor, sums: Tensor, agreed: Tensor, denominators: Tensor, leaky: bool, bias: bool
+    grad: Tensor, u: Tensor, weight: Tensor, sums: Tensor, agreed: Tensor, logsums: Tensor, leaky: bool, bias: bool
 ) -> tuple[Tensor, ...]:
     dbias = sums.new_empty(weight.shape[1:3] if bias else (0,))
     return u.new_empty(u.shape), weight.new_empty(weight.shape), dbias
@@ -131,12 +133,12 @@ def _save_fused(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -
 
 
 def _backward_fused(ctx: Any, grad: Optional[Tensor], grad_couplings: Optional[Tensor], *_: Any) -> Gradients:
-    u, weight, sums, agreed, denominators = ctx.saved_tensors
+    u, weight, sums, agreed, logsums = ctx.saved_tensors
     if grad is None:
         grad = torch.zeros_like(sums[0])
     has_bias = ctx.bias_dtype is not None
     if grad_couplings is None or not ctx.couplings:
-        du, dweight, dbias = route_fused_backward(grad, u, weight, sums, agreed, denominators, ctx.leaky, has_bias)
+        du, dweight, dbias = route_fused_backward(grad, u, weight, sums, agreed, logsums, ctx.leaky, has_bias)
     else:  # rare: a loss on the couplings themselves
         du, dweight, dbias = route_chunked_backward(
             grad.float(),
