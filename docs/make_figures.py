@@ -15,11 +15,13 @@ import torch
 
 import torchcaps
 from torchcaps import explain
+from torchcaps.bench.plot import figure_scaling
 from torchcaps.data import load_data
 
 ROOT = Path(__file__).parent.parent
 PICTURES = ROOT / "docs" / "pictures"
-TABLE = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
+# <!-- table: FILE --> or <!-- table: FILE where COLUMN=VALUE,… show COLUMN,… -->
+TABLE = re.compile(r"(<!-- table: (\S+)(?: where (\S+))?(?: show (\S+))? -->\n).*?(<!-- end of table -->)", re.DOTALL)
 
 
 def main() -> None:
@@ -40,6 +42,7 @@ def main() -> None:
     heat = explain.maps_on_image(model, explain.routing_maps(model, images[4:5])[:, 0])
     entropies = explain.coupling_entropy(couplings)
     save("routing", explain.figure_routing(images[4], heat, lengths[4], entropies, model.class_names))
+    save("scaling", figure_scaling(read_rows("benchmarks/results/h200.csv")))
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
         fill_tables(page)
 
@@ -48,12 +51,20 @@ def fill_tables(page: Path) -> None:
     """Put the CSV file that a page names between the two marks that name it."""
 
     def table(match: re.Match[str]) -> str:
-        with (ROOT / match[2]).open(newline="", encoding="utf-8") as file:
-            head, *rows = csv.reader(file)
-        lines = [head, ["---"] * len(head), *rows]
-        return match[1] + "".join(f"| {' | '.join(line)} |\n" for line in lines) + match[3]
+        rows = read_rows(match[2])
+        for condition in filter(None, (match[3] or "").split(",")):
+            column, value = condition.split("=")
+            rows = [row for row in rows if row[column] == value.replace("_", " ")]
+        head = match[4].split(",") if match[4] else list(rows[0])
+        lines = [head, ["---"] * len(head), *([row[column] for column in head] for row in rows)]
+        return match[1] + "".join(f"| {' | '.join(line)} |\n" for line in lines) + match[5]
 
     page.write_text(TABLE.sub(table, page.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def read_rows(path: str) -> list[dict[str, str]]:
+    with (ROOT / path).open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
 
 
 def save(name: str, figure: object) -> None:

@@ -155,7 +155,9 @@ def explain(
 def bench(
     device: Device = "auto",
     scaling: Annotated[bool, typer.Option(help="Also vary batch, children, classes and iterations.")] = False,
-    out_: Annotated[Path | None, typer.Option("--out", help="Write the rows to this CSV file.")] = None,
+    out_: Annotated[
+        Path | None, typer.Option("--out", help="Write the rows to this CSV file; with --scaling also draw them.")
+    ] = None,
 ) -> None:
     """Time routing by every backend, and the whole network against one without capsules. Each is checked first."""
     from torchcaps.bench.run import run_bench

@@ -7,6 +7,7 @@ import torch
 from rich.console import Console
 
 from torchcaps.bench import routing, run, step
+from torchcaps.bench.plot import figure_scaling
 from torchcaps.bench.timing import by_turns, machine
 
 CPU = torch.device("cpu")
@@ -86,3 +87,17 @@ def test_training_step_of_the_benchmark_trains():
     step._training(model, images, targets)()
     assert not torch.equal(before, model.linear.weight)
     step._inference(model, images, targets)()
+
+
+def test_scaling_is_drawn(tmp_path, monkeypatch):
+    monkeypatch.setattr(routing, "Workload", lambda **changes: TINY)
+    monkeypatch.setattr(routing, "SMALL_AXES", {"B": [1, 4], "J": [2, 3]})
+    monkeypatch.setattr(step, "measure", lambda device, batch: [])
+    run.run_bench(CPU, scaling=True, out=tmp_path / "rows.csv", console=Console(quiet=True))
+    with (tmp_path / "rows.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert {(row["B"], row["J"]) for row in rows} == {("4", "2"), ("1", "2"), ("4", "3")}
+    assert (tmp_path / "rows.png").read_bytes().startswith(b"\x89PNG")
+    panels = {panel.get_xlabel(): panel for panel in figure_scaling(rows).axes}
+    for line in panels["Batch"].lines:
+        assert list(line.get_xdata()) == [1, 4]

@@ -76,6 +76,22 @@ def test_interrupted_and_resumed_run_is_bit_identical(tmp_path, monkeypatch, sto
         assert whole["train_loss"] == pytest.approx(cut["train_loss"], rel=1e-5)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="steps are recorded on CUDA only")
+def test_recorded_run_interrupted_and_resumed_is_bit_identical(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+    recipe = tiny("train.epochs=6", "train.precision=fp32", "augment.shift=2")
+    run.start_run(recipe, out=tmp_path / "whole", device="cuda")
+    steps = []
+    with monkeypatch.context() as patch:
+        patch.setattr(RunWatcher, "stopping", lambda self: len(steps) >= 10)
+        patch.setattr(RunWatcher, "step", lambda self, state, totals: steps.append(state.step))
+        with pytest.raises(engine.Interrupted):
+            run.start_run(recipe, out=tmp_path / "cut", device="cuda")
+    run.resume_run(tmp_path / "cut", device="cuda")
+    assert "could not be" not in caplog.text  # compiled and recorded, each time
+    assert same(weights_of(tmp_path / "whole"), weights_of(tmp_path / "cut"))
+
+
 def test_finished_run_says_so_and_can_be_extended(tmp_path):
     folder = run.start_run(tiny("train.epochs=1"), out=tmp_path / "run", device="cpu")
     with pytest.raises(UserError, match="--epochs"):

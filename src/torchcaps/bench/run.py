@@ -10,7 +10,9 @@ from rich.console import Console
 from rich.table import Table
 
 from torchcaps.bench import routing, step
+from torchcaps.bench.plot import figure_scaling
 from torchcaps.bench.timing import machine
+from torchcaps.explain.style import png_bytes
 
 FIGURES = {  # of a routing row: the name in the CSV file and in the table
     "backend": "backend",
@@ -26,18 +28,21 @@ HEAD = ("machine", "what", "B", "I", "J", "r", *FIGURES, "images_per_s", "peak_m
 
 
 def run_bench(device: torch.device, *, scaling: bool, out: Path | None, console: Console) -> list[dict[str, str]]:
-    """Routing by every backend, on the paper's workload and (if asked) along each axis; then the whole step."""
+    """Routing by every backend on the paper's workload, the whole step, and (if asked) routing along each axis."""
     cuda = device.type == "cuda"
     base = routing.Workload() if cuda else routing.Workload(B=32)
-    axes = (routing.AXES if cuda else routing.SMALL_AXES) if scaling else {}
     console.print(machine(device), highlight=False)
-    table = Table("routing", *FIGURES.values(), box=None)
     rows: list[dict[str, str]] = []
-    for workload in routing.workloads(base, axes):
+
+    def measure_routing(workload: routing.Workload, table: Table) -> None:
         for row in _routing_rows(workload, workload == base, device):
             rows.append(_routing_row(row, device))
             name = f"B{workload.B} {workload.I}×{workload.K}→{workload.J}×{workload.D} r{workload.R}"
             table.add_row(name, *(rows[-1][key] for key in FIGURES))
+        _write(out, rows)
+
+    table = Table("routing", *FIGURES.values(), box=None)
+    measure_routing(base, table)
     console.print(table)
     table = Table("whole network", "batch", "CapsNet ms", "floor ms", "ratio", "images/s", "peak MiB", box=None)
     for whole in step.measure(device, 128 if cuda else 32):
@@ -45,13 +50,29 @@ def run_bench(device: torch.device, *, scaling: bool, out: Path | None, console:
         numbers = (f"{whole.capsnet_ms:.3f}", f"{whole.floor_ms:.3f}", f"{whole.ratio:.3f}")
         table.add_row(whole.what, str(whole.batch), *numbers, rows[-2]["images_per_s"], rows[-2]["peak_mib"])
     console.print(table)
+    if scaling:
+        table = Table("routing, one axis varied", *FIGURES.values(), box=None)
+        for workload in routing.workloads(base, routing.AXES if cuda else routing.SMALL_AXES):
+            measure_routing(workload, table)
+        console.print(table)
+    _write(out, rows)
     if out is not None:
-        with out.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, HEAD)
-            writer.writeheader()
-            writer.writerows(rows)
         console.print(f"written to {out}", highlight=False)
+    if scaling and out is not None:
+        picture = out.with_suffix(".png")
+        picture.write_bytes(png_bytes(figure_scaling(rows)))
+        console.print(f"drawn to {picture}", highlight=False)
     return rows
+
+
+def _write(out: Path | None, rows: list[dict[str, str]]) -> None:
+    """All rows so far: a long run that is stopped leaves what it has measured."""
+    if out is None:
+        return
+    with out.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, HEAD)
+        writer.writeheader()
+        writer.writerows(rows)
 
 
 def _routing_rows(workload: routing.Workload, base: bool, device: torch.device) -> list[routing.Row]:

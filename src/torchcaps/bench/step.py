@@ -61,9 +61,9 @@ def measure(device: torch.device, batch: int, rounds: int = 11) -> list[StepRow]
             calls: dict[str, Call] = {}
             memory: dict[str, float | None] = {}
             for name, model in models.items():
-                make = _training if what == "training step" else _inference
-                calls[name] = make(model, images, targets)
-                memory[name] = _memory(calls[name], model, device)
+                training = what == "training step"
+                calls[name] = (_training if training else _inference)(model, images, targets)
+                memory[name] = _memory(calls[name], model, device, training)
                 if device.type == "cuda":
                     calls[name] = recorded(calls[name])
             ms = {name: seconds * 1e3 for name, seconds in by_turns(calls, device, rounds).items()}
@@ -71,17 +71,13 @@ def measure(device: torch.device, batch: int, rounds: int = 11) -> list[StepRow]
     return rows
 
 
-def _memory(call: Call, model: nn.Module, device: torch.device) -> float | None:
-    """MiB: weights, gradients, moments, and what the call allocates beyond them."""
-    for parameter in model.parameters():
-        parameter.grad = None
-    call()
-    extra = extra_memory(call, device)  # replaces the gradients, so they are in it
+def _memory(call: Call, model: nn.Module, device: torch.device, training: bool) -> float | None:
+    """MiB: weights (in training also gradients and two moments of the same size), and what the call needs beyond."""
+    extra = extra_memory(call, device)
     if extra is None:
         return None
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
-    trained = any(p.grad is not None for p in model.parameters())
-    return (extra + weights * (3 if trained else 1)) / 2**20
+    return (extra + weights * (4 if training else 1)) / 2**20
 
 
 def _training(model: nn.Module, images: Tensor, targets: Tensor) -> Call:

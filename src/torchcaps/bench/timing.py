@@ -39,7 +39,11 @@ def recorded(call: Call, repeats: int = 1) -> Call:
     with torch.cuda.graph(graph):
         for _ in range(repeats):
             call()
-    return graph.replay
+
+    def replay(keep: Call = call) -> None:  # the graph works on what the call owns
+        graph.replay()
+
+    return replay
 
 
 def extra_memory(call: Call, device: torch.device) -> int | None:

@@ -1,4 +1,4 @@
-"""Which implementation of a routing runs."""
+"""Which implementation runs. Nothing here imports Triton or breaks a graph that torch.compile traces."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from torch import Tensor
 from torchcaps.errors import UserError, did_you_mean
 
 BACKENDS = ("reference", "chunked", "fused")
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 log = logging.getLogger("torchcaps")
 
 
@@ -21,28 +23,42 @@ def backend(u_BIK: Tensor, weight_IJDK: Tensor, iterations: int) -> str:
 
     The environment variable TORCHCAPS_BACKEND names another, for tests and comparisons.
     """
-    asked = os.environ.get("TORCHCAPS_BACKEND") or ("fused" if u_BIK.is_cuda else "chunked")
-    if asked not in BACKENDS:
-        raise UserError(f"TORCHCAPS_BACKEND={asked} is not a backend: {did_you_mean(asked, BACKENDS)}")
+    asked = _asked(u_BIK)
     if asked != "fused":
         return asked
-    reason = "Triton is not installed"
-    if importlib.util.find_spec("triton") is not None:
-        from torchcaps.ops.dynamic import fused
-
-        reason = fused.reason_not(u_BIK, weight_IJDK, iterations) or ""
-    if not reason:
+    B, I, K = u_BIK.shape
+    D = weight_IJDK.shape[2]
+    reason = _why_not_triton(u_BIK) or _why_not_triton(weight_IJDK)
+    if reason is None and (B == 0 or I == 0):
+        reason = "there is nothing to route"
+    if reason is None and (K > 64 or D > 128 or iterations > 8):
+        reason = f"K={K}, D={D}, {iterations} iterations are beyond K=64, D=128, 8 iterations"
+    if reason is None:
         return "fused"
     _say_once(reason)
     return "chunked"
 
 
 def triton_kernels(x: Tensor) -> bool:
-    """Whether Triton kernels serve x: on CUDA, or interpreted, if asked for by TORCHCAPS_BACKEND=fused."""
+    """Whether Triton kernels serve x: by default on CUDA."""
+    return _asked(x) == "fused" and _why_not_triton(x) is None
+
+
+def _asked(x: Tensor) -> str:
     asked = os.environ.get("TORCHCAPS_BACKEND") or ("fused" if x.is_cuda else "chunked")
-    known = x.dtype in (torch.float32, torch.bfloat16, torch.float16)
-    here = x.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
-    return asked == "fused" and known and here and importlib.util.find_spec("triton") is not None
+    if asked not in BACKENDS:
+        raise UserError(f"TORCHCAPS_BACKEND={asked} is not a backend: {did_you_mean(asked, BACKENDS)}")
+    return asked
+
+
+def _why_not_triton(x: Tensor) -> str | None:
+    if not HAS_TRITON:
+        return "Triton is not installed"
+    if not (x.is_cuda or INTERPRETED):
+        return f"tensors are on {x.device.type}"
+    if x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return f"{x.dtype} is not float32, bfloat16 or float16"
+    return None
 
 
 @functools.cache

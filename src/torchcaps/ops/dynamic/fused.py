@@ -9,7 +9,6 @@ softmax's denominators (R-1, B, I). V and ds are only ever factors, and kept in 
 
 from __future__ import annotations
 
-import os
 from typing import Any, NamedTuple
 
 import torch
@@ -17,8 +16,6 @@ import triton
 from torch import Tensor
 
 from torchcaps.ops.dynamic import kernels
-
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 # Rows, columns (children times K), warps and pipeline stages of a program, by kernel and kind of product: the fastest
 # of those tried on an H200.
@@ -64,28 +61,13 @@ class Tiles(NamedTuple):
         return triton.cdiv(tiles, length), length
 
 
-def reason_not(u_BIK: Tensor, weight_IJDK: Tensor, iterations: int) -> str | None:
-    """Why the kernels cannot serve these arguments, or None."""
-    B, I, K = u_BIK.shape
-    D = weight_IJDK.shape[2]
-    if not (u_BIK.is_cuda or INTERPRETED):
-        return f"tensors are on {u_BIK.device.type}"
-    if not {u_BIK.dtype, weight_IJDK.dtype} <= {torch.float32, torch.bfloat16, torch.float16}:
-        return f"{u_BIK.dtype} and {weight_IJDK.dtype} are not float32, bfloat16 or float16"
-    if B == 0 or I == 0:
-        return "there is nothing to route"
-    if K > 64 or D > 128 or iterations > 8:
-        return f"K={K}, D={D}, {iterations} iterations are beyond K=64, D=128, 8 iterations"
-    return None
-
-
 def product(u_BIK: Tensor) -> str:
-    """How products are taken: bf16 if that is how the children come; TF32 for float16, which has as many digits, and
-    for float32 where the caller allows it; else three TF32 products, which come within rounding of float32."""
-    if u_BIK.dtype == torch.bfloat16:
-        return "bf16"
-    exact = u_BIK.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
-    return "tf32x3" if exact else "tf32"
+    """How products are taken: as the children come, with TF32 for float16, which has as many digits. Those of float32
+    as torch.set_float32_matmul_precision allows: highest, three TF32 products, which come within rounding of float32;
+    high, TF32; medium, bf16."""
+    if u_BIK.dtype != torch.float32:
+        return "bf16" if u_BIK.dtype == torch.bfloat16 else "tf32"
+    return {"highest": "tf32x3", "high": "tf32", "medium": "bf16"}[torch.get_float32_matmul_precision()]
 
 
 def _operands(u_BIK: Tensor, weight_IJDK: Tensor, kind: str) -> tuple[Tensor, Tensor]:
@@ -151,7 +133,7 @@ def backward(
     bias: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of u (B, I, K), weight (I, J, D, K) and bias (J, D), the last empty if there was none."""
-    kind = product(u_BIK)
+    kind = product(u_BIK) if agreed.dtype == torch.float32 else "bf16"
     du_BIK = torch.empty_like(u_BIK, memory_format=torch.contiguous_format)
     weight = weight_IJDK
     u_BIK, weight_IJDK = _operands(u_BIK, weight_IJDK, kind)

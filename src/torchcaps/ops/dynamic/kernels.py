@@ -37,14 +37,15 @@ def _multiply(a, b, PRODUCT: tl.constexpr):
         product = tl.dot(a - a_upper, b_upper, product, input_precision="tf32")
         product = tl.dot(a_upper, b_upper, product, input_precision="tf32")
     else:
-        product = tl.dot(_cut(a), _cut(b), input_precision="tf32")
+        product = tl.dot(_rounded(a), _rounded(b), input_precision="tf32")
     return product
 
 
 @triton.jit
-def _cut(x):
-    """A float32 without what tensor cores leave out of it in TF32: they do so themselves, the interpreter does not."""
-    return (x.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True) if INTERPRETED else x
+def _rounded(x):
+    """Half a digit of TF32 more: tensor cores cut a float32 off, so this rounds. The interpreter is told to cut."""
+    bits = x.to(tl.int32, bitcast=True) + 4096
+    return (bits & -8192 if INTERPRETED else bits).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -56,7 +57,7 @@ def _times(x, u):
 
 @triton.jit
 def _upper(x):
-    """A float32 rounded to what TF32 keeps of it."""
+    """A float32 rounded to what TF32 keeps of it, and nothing below."""
     return ((x.to(tl.int32, bitcast=True) + 4096) & -8192).to(tl.float32, bitcast=True)
 
 
@@ -117,7 +118,7 @@ def _sum_over_k(x_BX, TB: tl.constexpr, TI: tl.constexpr, KP: tl.constexpr, PROD
     else:
         x_BX = _turn(x_BX, TB, TI * KP)
         ones_XI = tl.where((_turned(x) // KP)[:, None] == child[None, :], 1.0, 0.0)
-        total = tl.dot(_upper(x_BX) if PRODUCT == "tf32x3" else _cut(x_BX), ones_XI, input_precision="tf32")
+        total = tl.dot(_upper(x_BX) if PRODUCT == "tf32x3" else _rounded(x_BX), ones_XI, input_precision="tf32")
         if PRODUCT == "tf32x3":
             total = tl.dot(x_BX - _upper(x_BX), ones_XI, total, input_precision="tf32")
     return total
@@ -216,7 +217,7 @@ def _weighted_votes(
     u_BX, w, v_BD, ds_BD, logsum_BI, mean_BI, couplings, tile, rows, j, columns,
     B, I, J, D: tl.constexpr, K: tl.constexpr,
     OF: tl.constexpr, COUPLINGS: tl.constexpr, PRODUCT: tl.constexpr,
-    TB: tl.constexpr, TI: tl.constexpr, KP: tl.constexpr,
+    TB: tl.constexpr, TI: tl.constexpr, KP: tl.constexpr, DP: tl.constexpr,
 ):  # fmt: skip
     """One tile of children's part of Σ coefficient · û, for one parent (TB, D)."""
     x, child = tl.arange(0, TI * KP), tile * TI + tl.arange(0, TI)
@@ -232,8 +233,7 @@ def _weighted_votes(
             tl.store(couplings + spots * J + j, of_BI, mask=(rows < B)[:, None] & (child < I)[None, :])
         weighted_BX = _times(_spread(of_BI.to(u_BX.dtype), TB, TI, KP), u_BX)
         if PRODUCT != "bf16" and TI * KP >= 8:
-            weighted_BX, x = _turn(weighted_BX, TB, TI * KP), _turned(x)
-            w_DX = _tile_of_w(w, j, columns, tile * TI + x // KP, x % KP, I, J, D, K)
+            weighted_BX, w_DX = _turn(weighted_BX, TB, TI * KP), _turn(w_DX, DP, TI * KP)
         s_BD = _multiply(weighted_BX, tl.trans(w_DX), PRODUCT)
     return s_BD
 
@@ -272,12 +272,12 @@ def gather(
             mean_BI = _tile_of_children(means, rows, child, B, I)
         s_one += _weighted_votes(
             u_BX, w, v_one, ds_one, logsum_BI, mean_BI, couplings, tile, rows, one, columns,
-            B, I, J, D, K, OF, COUPLINGS, PRODUCT, TB, TI, KP,
+            B, I, J, D, K, OF, COUPLINGS, PRODUCT, TB, TI, KP, DP,
         )  # fmt: skip
         if PAIR:
             s_two += _weighted_votes(
                 u_BX, w, v_two, ds_two, logsum_BI, mean_BI, couplings, tile, rows, two, columns,
-                B, I, J, D, K, OF, COUPLINGS, PRODUCT, TB, TI, KP,
+                B, I, J, D, K, OF, COUPLINGS, PRODUCT, TB, TI, KP, DP,
             )  # fmt: skip
     if OF == "shares":
         s_one, s_two = s_one * share, s_two * share

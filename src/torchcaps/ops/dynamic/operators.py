@@ -111,7 +111,8 @@ def _(
     J, D = weight.shape[1:3]
     dtype = torch.promote_types(u.dtype, weight.dtype)
     poses, coupled = u.new_empty(B, J, D, dtype=dtype), u.new_empty((B, I, J) if couplings else (0,), dtype=dtype)
-    factors = torch.bfloat16 if u.dtype == torch.bfloat16 else torch.float32
+    medium = u.dtype == torch.float32 and torch.get_float32_matmul_precision() == "medium"
+    factors = torch.bfloat16 if medium or u.dtype == torch.bfloat16 else torch.float32
     agreed = u.new_empty(iterations - 1, B, J, D, dtype=factors)
     sums = u.new_empty(iterations, B, J, D, dtype=torch.float32)
     return poses, coupled, sums, agreed, sums.new_empty(iterations - 1, B, I)
