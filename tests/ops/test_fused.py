@@ -12,6 +12,8 @@ from torchcaps.ops.dynamic.reference import couple
 
 pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+# Triton's interpreter cuts a float32 off where the hardware rounds it to bfloat16: up to twice the error.
+BF16_TIMES = 2 if DEVICE == "cuda" else 4
 SHAPES = {  # B, I, K, J, D: several tiles of children and of the batch, one of everything, sizes that fill no tile
     "tiles": (70, 20, 8, 3, 16),
     "ones": (1, 1, 1, 1, 1),
@@ -90,8 +92,18 @@ def test_tf32(shape, tf32):
     assert_precise(make(shape), plain=SimpleNamespace(dynamic_routing=plain))
 
 
-# Triton's interpreter cuts a float32 off where the hardware rounds it to bfloat16: up to twice the error.
-@pytest.mark.parametrize(("dtype", "times"), [(torch.bfloat16, 2 if DEVICE == "cuda" else 4), (torch.float16, 2)])
+def test_medium_precision_takes_bf16_products_of_float32():
+    def plain(u, weight, *others):
+        return [output.float() for output in plain_routing(u.bfloat16(), weight.bfloat16(), *others)]
+
+    torch.set_float32_matmul_precision("medium")
+    try:
+        assert_precise(make(SHAPES["odd"]), plain=SimpleNamespace(dynamic_routing=plain), times=BF16_TIMES)
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+@pytest.mark.parametrize(("dtype", "times"), [(torch.bfloat16, BF16_TIMES), (torch.float16, 2)])
 @pytest.mark.parametrize("shape", [SHAPES["tiles"], SHAPES["odd"]], ids=["tiles", "odd"])
 @pytest.mark.parametrize("wide_weight", [False, True], ids=["same", "wide-weight"])
 def test_half_precision(dtype, times, shape, wide_weight):

@@ -5,7 +5,6 @@ import torch
 
 from torchcaps.ops import primary, squash_maps
 
-pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LAYOUTS = {
     "contiguous": lambda maps: maps,
@@ -16,9 +15,11 @@ LAYOUTS = {
 SHAPES = {"mnist": (3, 32, 8, 6, 6), "odd": (2, 3, 5, 3, 7), "ones": (1, 1, 1, 1, 1), "blocks": (9, 2, 4, 5, 5)}
 
 
-@pytest.fixture(autouse=True)
-def _kernels(monkeypatch):
-    monkeypatch.setenv("TORCHCAPS_BACKEND", "fused")
+@pytest.fixture(autouse=True, params=["fused", "chunked"])
+def _kernels(request, monkeypatch):
+    if request.param == "fused":
+        pytest.importorskip("triton")
+    monkeypatch.setenv("TORCHCAPS_BACKEND", request.param)
     torch.use_deterministic_algorithms(True)  # fills torch.empty with NaN
     yield
     torch.use_deterministic_algorithms(False)
@@ -91,6 +92,19 @@ def test_compiles_in_one_graph():
     maps, bias, _ = make(SHAPES["odd"])
     compiled = torch.compile(lambda x: squash_maps(x, bias, 5), fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(maps), squash_maps(maps, bias, 5))
+
+
+def test_float64_stays_float64():
+    maps, bias, _ = (x.detach().double() for x in make(SHAPES["odd"]))
+    maps.requires_grad_()
+    assert torch.autograd.gradcheck(lambda x, b: squash_maps(x, b, 5, 0.5), (maps, bias.requires_grad_()))
+
+
+def test_empty_batch():
+    maps = torch.zeros(0, 8, 3, 3, device=DEVICE, requires_grad=True)
+    poses = squash_maps(maps, None, 4)
+    assert poses.shape == (0, 18, 4)
+    assert torch.autograd.grad(poses.sum(), maps)[0].shape == maps.shape
 
 
 def test_channels_that_make_no_capsules():

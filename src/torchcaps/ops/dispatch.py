@@ -23,9 +23,9 @@ def backend(u_BIK: Tensor, weight_IJDK: Tensor, iterations: int) -> str:
 
     The environment variable TORCHCAPS_BACKEND names another, for tests and comparisons.
     """
-    asked = _asked(u_BIK)
-    if asked != "fused":
-        return asked
+    name = asked(u_BIK)
+    if name != "fused":
+        return name
     B, I, K = u_BIK.shape
     D = weight_IJDK.shape[2]
     reason = _why_not_triton(u_BIK) or _why_not_triton(weight_IJDK)
@@ -41,14 +41,22 @@ def backend(u_BIK: Tensor, weight_IJDK: Tensor, iterations: int) -> str:
 
 def triton_kernels(x: Tensor) -> bool:
     """Whether Triton kernels serve x: by default on CUDA."""
-    return _asked(x) == "fused" and _why_not_triton(x) is None
+    return asked(x) == "fused" and _why_not_triton(x) is None and x.numel() > 0
 
 
-def _asked(x: Tensor) -> str:
-    asked = os.environ.get("TORCHCAPS_BACKEND") or ("fused" if x.is_cuda else "chunked")
-    if asked not in BACKENDS:
-        raise UserError(f"TORCHCAPS_BACKEND={asked} is not a backend: {did_you_mean(asked, BACKENDS)}")
-    return asked
+def asked(x: Tensor) -> str:
+    """The backend by device, or by name in the environment, whether or not it can serve x."""
+    name = os.environ.get("TORCHCAPS_BACKEND") or ("fused" if x.is_cuda else "chunked")
+    if name not in BACKENDS:
+        raise UserError(f"TORCHCAPS_BACKEND={name} is not a backend: {did_you_mean(name, BACKENDS)}")
+    return name
+
+
+def eager_inference() -> bool:
+    """Whether nothing will be differentiated, compiled or exported. Then an operator is called as the plain function
+    that it is: passing through PyTorch's dispatcher takes as long as routing a single image does.
+    """
+    return not torch.is_grad_enabled() and not torch.compiler.is_compiling()
 
 
 def _why_not_triton(x: Tensor) -> str | None:

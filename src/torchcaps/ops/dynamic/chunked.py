@@ -68,18 +68,17 @@ def _forward_by_votes(
     I, J, D, K = weight_IJDK.shape
     votes_IBX = torch.bmm(u_BIK.transpose(0, 1), weight_IJDK.reshape(I, J * D, K).transpose(1, 2))
     votes_IBJD = votes_IBX.view(I, -1, J, D)
-    c_IBJ = votes_IBX.new_full((I, len(u_BIK), J), 1 / (J + leaky))
-    sums_RJBD = votes_IBX.new_empty(iterations, J, len(u_BIK), D)
-    agreed_BJD = votes_IBX.new_zeros(len(u_BIK), J, D)
-    for t in range(iterations):
-        if t > 0:
-            c_IBJ = _couple((votes_IBJD * agreed_BJD).sum(-1).movedim(-1, 0), leaky).movedim(0, -1)
-        s_BJD = (votes_IBJD * c_IBJ[..., None]).sum(0) + bias_JD
-        sums_RJBD[t] = s_BJD.transpose(0, 1)
-        poses_BJD = squash(s_BJD)
+    sums_RBJD = votes_IBX.new_empty(iterations, len(u_BIK), J, D)
+    torch.add(bias_JD, votes_IBJD.sum(0), alpha=1 / (J + leaky), out=sums_RBJD[0])
+    poses_BJD = agreed_BJD = squash(sums_RBJD[0])
+    c_IBJ = votes_IBX.new_full((I, len(u_BIK), J), 1 / (J + leaky)) if couplings else votes_IBX
+    for t in range(1, iterations):
+        c_IBJ = _couple((votes_IBJD * agreed_BJD).sum(-1).movedim(-1, 0), leaky).movedim(0, -1)
+        torch.add((votes_IBJD * c_IBJ[..., None]).sum(0), bias_JD, out=sums_RBJD[t])
+        poses_BJD = squash(sums_RBJD[t])
         agreed_BJD = agreed_BJD + poses_BJD
     couplings_BIJ = c_IBJ.transpose(0, 1).contiguous() if couplings else votes_IBX.new_empty(0)
-    return poses_BJD, couplings_BIJ, sums_RJBD
+    return poses_BJD, couplings_BIJ, sums_RBJD.transpose(1, 2).contiguous()
 
 
 def backward(
@@ -93,54 +92,51 @@ def backward(
     """Gradients of u (B, I, K), weight (I, J, D, K) and bias (J, D).
 
     Iteration t contributes to the votes' gradient twice: c_t ⊗ ds_t through the sum, and dlogits_t ⊗ V_t through the
-    logits. The reduction passes walk t down to 2 to find every ds_t; then one pass recomputes c_t and dlogits_t chunk
-    by chunk from the 2R−1 vectors (ds_1, V_2, ds_2, …, V_R, ds_R) and contracts them with u and W.
+    logits. A pass for each t from R down to 2 finds c_t and dlogits_t chunk by chunk from the pair (V_t, ds_t),
+    contracts them with u and W at once, and adds up what the next pass needs for its ds. The first iteration is two
+    plain products.
     """
     R, J, _, D = sums_RJBD.shape
     B, _, K = u_BIK.shape
     uniform = 1 / (J + leaky)
     chunks = _chunks(u_BIK, J, BLOCK)
     weights_JDX = [_lay_out(weight_IJDK[chunk]) for chunk in chunks]
-    du_BIK = torch.empty_like(u_BIK)
-    dweight_IJDK = torch.zeros_like(weight_IJDK)
+    dweights_JDX = [torch.zeros_like(w_JDX) for w_JDX in weights_JDX]
+    du_BIK, dweight_IJDK = torch.empty_like(u_BIK), torch.empty_like(weight_IJDK)
     dbias_JD = weight_IJDK.new_zeros(J, D)
-    scratch, more_scratch = _scratch(u_BIK, 2 * J, chunks), _scratch(u_BIK, 2 * J, chunks)
+    scratch = _scratch(u_BIK, 2 * J, chunks)
     for block in _blocks(B):
         children_BKI = [u_BIK[block, chunk].transpose(1, 2).contiguous() for chunk in chunks]
+        du_BKI = [torch.zeros_like(u) for u in children_BKI]
         sums = sums_RJBD[:, :, block]
         agreed = squash(sums).cumsum(0)  # agreed[t-1] is V before iteration t
         grad_JBD = grad_BJD[block].transpose(0, 1).contiguous()
         grad_agreed = torch.zeros_like(grad_JBD)
-        vectors = []  # from the last iteration to the first
         for t in range(R - 1, 0, -1):
             pair = torch.stack([agreed[t - 1], squash_backward(sums[t], grad_JBD)], dim=1)
-            vectors.append(pair)
-            for chunk, u_BKI, w_JDX in zip(chunks, children_BKI, weights_JDX):
-                dots = _dot(_project(pair, w_JDX, scratch), u_BKI)
-                if grad_couplings_BIJ is not None and t == R - 1:
-                    dots[:, 1] += grad_couplings_BIJ[block, chunk].permute(2, 0, 1)
-                _, dlogits_JBI = _couple_backward(dots, leaky)
-                _gather(dlogits_JBI, u_BKI, w_JDX, grad_agreed, scratch)
-            grad_JBD = grad_agreed  # V is the sum of the parents found so far: each of them gets its gradient
-        ds1_JBD = squash_backward(sums[0], grad_JBD)
-        dbias_JD += ds1_JBD.sum(1) + sum(pair[:, 1].sum(1) for pair in vectors)
-        for chunk, u_BKI, w_JDX in zip(chunks, children_BKI, weights_JDX):
-            b, _, i = u_BKI.shape
-            du_BX = torch.einsum("jbd,jdx->bx", ds1_JBD, w_JDX) * uniform
-            dw_JDX = torch.einsum("jbd,bx->jdx", ds1_JBD, u_BKI.flatten(1)) * uniform
-            for t, pair in enumerate(vectors):
+            dbias_JD += pair[:, 1].sum(1)
+            for n, (chunk, u, w_JDX) in enumerate(zip(chunks, children_BKI, weights_JDX)):
                 wide_J2BX = _project(pair, w_JDX, scratch)
-                dots = _dot(wide_J2BX, u_BKI)
-                if grad_couplings_BIJ is not None and t == 0:
+                dots = _dot(wide_J2BX, u)
+                if grad_couplings_BIJ is not None and t == R - 1:
                     dots[:, 1] += grad_couplings_BIJ[block, chunk].permute(2, 0, 1)
                 c_JBI, dlogits_JBI = _couple_backward(dots, leaky)
                 shares = torch.stack([dlogits_JBI, c_JBI], dim=1)[:, :, :, None]
-                wide = wide_J2BX.view(J, 2, b, K, i)
-                du_BX += torch.mul(wide, shares, out=_take(more_scratch, wide.shape)).sum((0, 1)).flatten(1)
-                torch.mul(shares, u_BKI, out=wide)
-                dw_JDX.baddbmm_(pair.flatten(1, 2).transpose(1, 2), wide.view(J, 2 * b, K * i))
-            du_BIK[block, chunk] = du_BX.view(b, K, i).transpose(1, 2)
-            dweight_IJDK[chunk] += dw_JDX.view(J, D, K, i).permute(3, 0, 1, 2)
+                wide = wide_J2BX.view(J, 2, *u.shape)
+                du_BKI[n] += wide.mul_(shares).sum((0, 1))
+                scaled_J2BX = torch.mul(shares, u, out=wide).flatten(3)
+                grad_agreed.baddbmm_(scaled_J2BX[:, 0], w_JDX.transpose(1, 2))
+                dweights_JDX[n].baddbmm_(pair.flatten(1, 2).transpose(1, 2), scaled_J2BX.flatten(1, 2))
+            grad_JBD = grad_agreed  # V is the sum of the parents found so far: each of them gets its gradient
+        ds1_JBD = squash_backward(sums[0], grad_JBD)
+        dbias_JD += ds1_JBD.sum(1)
+        ds1_BJD = ds1_JBD.transpose(0, 1).flatten(1)
+        for n, (chunk, u, w_JDX) in enumerate(zip(chunks, children_BKI, weights_JDX)):
+            du_BKI[n].flatten(1).addmm_(ds1_BJD, w_JDX.flatten(0, 1), alpha=uniform)
+            dweights_JDX[n].flatten(0, 1).addmm_(ds1_BJD.T, u.flatten(1), alpha=uniform)
+            du_BIK[block, chunk] = du_BKI[n].transpose(1, 2)
+    for chunk, dw_JDX in zip(chunks, dweights_JDX):
+        dweight_IJDK[chunk] = dw_JDX.view(J, D, K, -1).permute(3, 0, 1, 2)
     return du_BIK, dweight_IJDK, dbias_JD
 
 

@@ -10,6 +10,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
+from torchcaps.ops.dispatch import eager_inference
 from torchcaps.ops.dynamic import chunked
 from torchcaps.ops.squash import no_autocast
 
@@ -31,16 +32,19 @@ def route(
         return route_fused(u_BIK, weight_IJDK, bias_JD, iterations, leaky, couplings)[:2]
     wide = torch.promote_types(dtype, torch.float32)
     bias_JD = u_BIK.new_zeros(weight_IJDK.shape[1:3], dtype=wide) if bias_JD is None else bias_JD.to(wide)
-    poses, coupled, _ = route_chunked(u_BIK.to(wide), weight_IJDK.to(wide), bias_JD, iterations, leaky, couplings)
+    chosen = _chunked if eager_inference() else route_chunked
+    poses, coupled, _ = chosen(u_BIK.to(wide), weight_IJDK.to(wide), bias_JD, iterations, leaky, couplings)
     return poses.to(dtype), coupled.to(dtype)
 
 
-@torch.library.custom_op("torchcaps::route_chunked", mutates_args=())
-def route_chunked(
+def _chunked(
     u: Tensor, weight: Tensor, bias: Tensor, iterations: int, leaky: bool, couplings: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     with no_autocast(u):
         return chunked.forward(u, weight, bias, iterations, leaky, couplings)
+
+
+route_chunked = torch.library.custom_op("torchcaps::route_chunked", _chunked, mutates_args=())
 
 
 @torch.library.custom_op("torchcaps::route_chunked_backward", mutates_args=())
