@@ -159,7 +159,7 @@ def bench(
         Path | None, typer.Option("--out", help="Write the rows to this CSV file; with --scaling also draw them.")
     ] = None,
 ) -> None:
-    """Time routing by every backend, and the whole network against one without capsules. Each is checked first."""
+    """Time routing by every backend, and the whole network against one without capsules. Routing is checked first."""
     from torchcaps.bench.run import run_bench
 
     run_bench(_device(device), scaling=scaling, out=out_, console=out)

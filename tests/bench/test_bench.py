@@ -99,5 +99,4 @@ def test_scaling_is_drawn(tmp_path, monkeypatch):
     assert {(row["B"], row["J"]) for row in rows} == {("4", "2"), ("1", "2"), ("4", "3")}
     assert (tmp_path / "rows.png").read_bytes().startswith(b"\x89PNG")
     panels = {panel.get_xlabel(): panel for panel in figure_scaling(rows).axes}
-    for line in panels["Batch"].lines:
-        assert list(line.get_xdata()) == [1, 4]
+    assert [list(line.get_xdata()) for line in panels["Batch"].lines] == [[1, 4], [1, 4]]  # reference, chunked

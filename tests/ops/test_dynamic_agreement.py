@@ -103,3 +103,32 @@ def test_narrow_children_with_a_wide_weight_give_wide_poses():
     u, weight = torch.randn(2, 5, 3).bfloat16(), torch.randn(5, 4, 6, 3)
     for module in (paths.chunked, paths.reference):
         assert module.dynamic_routing(u, weight, 2, None, False)[0].dtype == torch.float32
+
+
+def test_a_single_child_with_a_weight_that_is_a_view():
+    """A chunk of one child is a view with strides of its own: what is added to a copy of it would be lost."""
+    random = torch.Generator().manual_seed(0)
+    weight = torch.randn(1, 5, 3, 4, dtype=torch.float64, generator=random).transpose(1, 2).requires_grad_()
+    for B in (3, 6):
+        u = torch.randn(B, 1, 4, dtype=torch.float64, generator=random)
+        gradients = []
+        for path in (paths.reference, paths.chunked):
+            poses, _ = path.dynamic_routing(u, weight, 3, None, False)
+            gradients.append(torch.autograd.grad(poses.square().sum(), weight)[0])
+        torch.testing.assert_close(*gradients)
+
+
+def test_without_gradients_the_answer_is_the_same():
+    random = torch.Generator().manual_seed(0)
+    u, weight = torch.randn(9, 7, 4, generator=random), torch.randn(7, 3, 5, 4, generator=random).requires_grad_()
+    with torch.no_grad():
+        plain, _ = paths.chunked.dynamic_routing(u, weight, 3, None, False)
+    assert torch.equal(plain, paths.chunked.dynamic_routing(u, weight, 3, None, False)[0].detach())
+
+
+def test_vectorised_without_gradients():
+    random = torch.Generator().manual_seed(0)
+    u, weight = torch.randn(2, 9, 7, 4, generator=random), torch.randn(7, 3, 5, 4, generator=random)
+    with torch.no_grad():
+        together = torch.vmap(lambda x: dynamic_routing(x, weight))(u)
+        torch.testing.assert_close(together, torch.stack([dynamic_routing(x, weight) for x in u]))

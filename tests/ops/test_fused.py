@@ -125,6 +125,40 @@ def test_extreme_children_stay_finite(scale):
     assert all(output.isfinite().all() for output in run(paths.fused, inputs))
 
 
+@pytest.mark.parametrize("precision", ["highest", "high", "medium"])
+def test_nan_of_any_kind_is_not_lost(precision):
+    u, weight = make(SHAPES["odd"], bias=False)
+    u.detach().view(torch.int32)[0, 0, :] = 0x7FFFFFFF  # what a GPU's own arithmetic gives
+    torch.set_float32_matmul_precision(precision)
+    try:
+        poses, _ = paths.fused.dynamic_routing(u, weight, 3, None, False)
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert poses[0].isnan().all()
+    assert poses[1:].isfinite().all()
+
+
+def test_setting_that_changes_before_the_backward():
+    inputs = make(SHAPES["odd"])
+    exact = run(paths.fused, inputs)
+    u, weight, bias = inputs
+    poses, _ = paths.fused.dynamic_routing(u, weight, 3, bias, False)
+    direction = torch.randn(poses.shape, generator=torch.Generator().manual_seed(1)).to(poses)
+    torch.set_float32_matmul_precision("medium")
+    try:
+        gradients = torch.autograd.grad((poses * direction).sum(), inputs)
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    for ours, theirs in zip(gradients, exact[2:]):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+
+
+def test_bias_that_is_a_view():
+    u, weight, bias = make(SHAPES["odd"])
+    poses = [paths.fused.dynamic_routing(u, weight, 3, b, False)[0] for b in (bias, bias.T.contiguous().T)]
+    assert torch.equal(*poses)
+
+
 def test_gradient_through_the_couplings():
     inputs = make(SHAPES["odd"])
     gradients = []

@@ -10,6 +10,7 @@ LAYOUTS = {
     "contiguous": lambda maps: maps,
     "channels_last": lambda maps: maps.contiguous(memory_format=torch.channels_last),
     "rows_apart": lambda maps: torch.cat([maps, maps], dim=3)[..., : maps.shape[3]],  # no single stride of positions
+    "one_column": lambda maps: maps[..., :1, :].transpose(2, 3),  # strides of an axis of one mean nothing
     "sideways": lambda maps: maps.transpose(2, 3).contiguous().transpose(2, 3),
 }
 SHAPES = {"mnist": (3, 32, 8, 6, 6), "odd": (2, 3, 5, 3, 7), "ones": (1, 1, 1, 1, 1), "blocks": (9, 2, 4, 5, 5)}
@@ -43,9 +44,28 @@ def run(function, maps, bias, direction, dim, scale):
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_agrees_with_the_plain_expression(shape, layout):
     maps, bias, direction = make(shape, layout=layout)
+    direction = direction[:, : maps.shape[1] // shape[2] * maps.shape[2] * maps.shape[3]]
     ours, plain = (run(f, maps, bias, direction, shape[2], 0.25) for f in (squash_maps, primary.reference))
     for one, two in zip(ours, plain):
         torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-6)
+
+
+def test_without_gradients_it_is_the_same():
+    maps, bias, _ = make(SHAPES["odd"])
+    with torch.no_grad():
+        plain = squash_maps(maps, bias, 5, 0.5)
+    assert torch.equal(plain, squash_maps(maps, bias, 5, 0.5).detach())
+
+
+def test_bias_that_is_a_view():
+    maps, bias, _ = make(SHAPES["odd"])
+    view = torch.stack([bias, -bias], dim=1)[:, 0]
+    assert torch.equal(squash_maps(maps, view, 5), squash_maps(maps, bias, 5))
+
+
+def test_bias_of_another_size():
+    with pytest.raises(ValueError, match=r"bias must be \(8,\)"):
+        squash_maps(torch.zeros(1, 8, 2, 2), torch.zeros(4), 4)
 
 
 def test_without_bias():

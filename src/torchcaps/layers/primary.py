@@ -42,9 +42,11 @@ class PrimaryCaps(nn.Module):
 
     def forward(self, features: Tensor) -> Capsules:
         self._check(features)
-        conv = self.conv
-        maps = functional.conv2d(features, conv.weight, None, conv.stride, conv.padding)
-        bias = conv.bias if self.bias is None else self.bias.flatten()
+        conv, bias = self.conv, None if self.bias is None else self.bias.flatten()
+        if conv.bias is None or conv._forward_hooks or conv._forward_pre_hooks:  # of pruning, or of somebody looking on
+            maps = conv(features)
+        else:
+            maps, bias = functional.conv2d(features, conv.weight, None, conv.stride, conv.padding), conv.bias
         return Capsules(squash_maps(maps, bias, self.dim, self.scale))
 
     def _check(self, features: Tensor) -> None:

@@ -35,7 +35,8 @@ def backend(u_BIK: Tensor, weight_IJDK: Tensor, iterations: int) -> str:
         reason = f"K={K}, D={D}, {iterations} iterations are beyond K=64, D=128, 8 iterations"
     if reason is None:
         return "fused"
-    _say_once(reason)
+    if not torch.compiler.is_compiling():  # a log line would break the graph
+        _say_once(reason)
     return "chunked"
 
 
@@ -52,11 +53,24 @@ def asked(x: Tensor) -> str:
     return name
 
 
-def eager_inference() -> bool:
-    """Whether nothing will be differentiated, compiled or exported. Then an operator is called as the plain function
-    that it is: passing through PyTorch's dispatcher takes as long as routing a single image does.
+def eager_inference(x: Tensor) -> bool:
+    """Whether nothing will be differentiated, traced or transformed. Then an operator is called as the plain function
+    that it is: passing through PyTorch's dispatcher takes a good part of the time of routing a single image.
     """
-    return not torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return False
+    ordinary = type(x) in (Tensor, torch.nn.Parameter) and x.device.type in ("cpu", "cuda")
+    return ordinary and torch._C._functorch.peek_interpreter_stack() is None
+
+
+def float32_precision() -> str:
+    """What torch.set_float32_matmul_precision says: highest, high or medium. Where the newer settings by device are in
+    use, which make PyTorch refuse the question, what those say.
+    """
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return {"tf32": "high", "bf16": "medium"}.get(torch.backends.cuda.matmul.fp32_precision, "highest")
 
 
 def _why_not_triton(x: Tensor) -> str | None:

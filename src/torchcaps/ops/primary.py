@@ -23,9 +23,11 @@ def squash_maps(maps: Tensor, bias: Optional[Tensor], dim: int, scale: float = 1
     """
     if maps.ndim != 4 or maps.shape[1] % dim:
         raise ValueError(f"squash_maps: maps must be (B, T·{dim}, H, W), got {tuple(maps.shape)}")
+    if bias is not None and bias.shape != maps.shape[1:2]:
+        raise ValueError(f"squash_maps: bias must be ({maps.shape[1]},), got {tuple(bias.shape)}")
     if asked(maps) == "reference":
         return reference(maps, bias, dim, scale)
-    return (_squashed if eager_inference() else _squash_maps)(maps, bias, dim, scale)
+    return (_squashed if eager_inference(maps) else _squash_maps)(maps, bias, dim, scale)
 
 
 def reference(maps: Tensor, bias: Optional[Tensor], dim: int, scale: float) -> Tensor:
@@ -37,14 +39,18 @@ def _sums(maps: Tensor, bias: Optional[Tensor], dim: int, scale: float) -> Tenso
     B, C, H, W = maps.shape
     # A capsule is `dim` neighbouring channels at one position: split the channels first, then move them last.
     # Reshaping (B, C, H, W) straight to (B, I, dim) would mix positions into the pose.
-    sums_BTXD = maps.reshape(B, C // dim, dim, H * W).transpose(2, 3).contiguous()
+    sums_BTXD = at_least_float32(maps.reshape(B, C // dim, dim, H * W).transpose(2, 3).contiguous())
     if scale != 1:
         sums_BTXD = sums_BTXD * scale
     return sums_BTXD if bias is None else sums_BTXD + bias.view(-1, 1, dim)
 
 
+def _by_kernels(maps: Tensor, dim: int) -> bool:
+    return triton_kernels(maps) and dim <= 256  # of which a program holds 128 at a time
+
+
 def _squashed(maps: Tensor, bias: Optional[Tensor], dim: int, scale: float) -> Tensor:
-    if not triton_kernels(maps):
+    if not _by_kernels(maps, dim):
         return reference(maps, bias, dim, scale)
     from torchcaps.ops import primary_kernels
 
@@ -58,14 +64,17 @@ _squash_maps = torch.library.custom_op("torchcaps::squash_maps", _squashed, muta
 def _squash_maps_backward(
     grad: Tensor, maps: Tensor, bias: Optional[Tensor], dim: int, scale: float
 ) -> tuple[Tensor, Tensor]:
-    if triton_kernels(maps):
+    if _by_kernels(maps, dim):
         from torchcaps.ops import primary_kernels
 
         return primary_kernels.backward(grad, maps, bias, dim, scale)
-    sums_BTXD = at_least_float32(_sums(maps, bias, dim, scale))
-    ds_BTXD = squash_backward(sums_BTXD, grad.view(sums_BTXD.shape).to(sums_BTXD.dtype))
+    sums_BTXD = _sums(maps, bias, dim, scale)
+    ds_BTXD = squash_backward(sums_BTXD, grad.reshape(sums_BTXD.shape).to(sums_BTXD.dtype))
+    dbias = ds_BTXD.sum((0, 2)).flatten() if bias is not None else ds_BTXD.new_empty(0)
+    if scale != 1:
+        ds_BTXD *= scale
     dmaps = torch.empty_like(maps).copy_(ds_BTXD.transpose(2, 3).reshape(maps.shape))
-    return dmaps.mul_(scale), ds_BTXD.sum((0, 2)).flatten() if bias is not None else ds_BTXD.new_empty(0)
+    return dmaps, dbias.to(torch.promote_types(maps.dtype, torch.float32))
 
 
 @_squash_maps.register_fake

@@ -78,7 +78,7 @@ def _add_up(slots, total, blocks, C, TC: tl.constexpr):
 
 
 def forward(maps: Tensor, bias: Tensor | None, dim: int, scale: float) -> Tensor:
-    maps = _by_position(maps)
+    maps, bias = _by_position(maps), None if bias is None else bias.contiguous()
     B, C, H, W = maps.shape
     poses = maps.new_empty(B, C // dim * H * W, dim)
     _forward[_grid(maps, dim)](
@@ -90,7 +90,7 @@ def forward(maps: Tensor, bias: Tensor | None, dim: int, scale: float) -> Tensor
 
 def backward(grad: Tensor, maps: Tensor, bias: Tensor | None, dim: int, scale: float) -> tuple[Tensor, Tensor]:
     """Gradients of the maps, laid out as they are, and of the bias (T·D,), empty if there was none."""
-    dmaps, maps = torch.empty_like(maps), _by_position(maps)
+    dmaps, maps, bias = torch.empty_like(maps), _by_position(maps), None if bias is None else bias.contiguous()
     into = dmaps if _one_stride(dmaps) else torch.empty_like(dmaps, memory_format=torch.contiguous_format)
     B, C, H, W = maps.shape
     blocks = triton.cdiv(B * H * W, ROWS)
@@ -109,7 +109,8 @@ def backward(grad: Tensor, maps: Tensor, bias: Tensor | None, dim: int, scale: f
 
 def _one_stride(maps: Tensor) -> bool:
     """Whether positions are one stride apart all over the map: so for contiguous and for channels_last maps."""
-    return maps.stride(2) == maps.shape[3] * maps.stride(3)
+    H, W = maps.shape[2:]
+    return H == 1 or W == 1 or maps.stride(2) == W * maps.stride(3)
 
 
 def _by_position(maps: Tensor) -> Tensor:
@@ -122,4 +123,4 @@ def _grid(maps: Tensor, dim: int) -> tuple[int, int]:
 
 
 def _strides(maps: Tensor) -> tuple[int, int, int]:
-    return maps.stride(0), maps.stride(1), maps.stride(3)
+    return maps.stride(0), maps.stride(1), maps.stride(2 if maps.shape[3] == 1 else 3)

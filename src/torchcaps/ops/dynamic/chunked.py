@@ -191,7 +191,7 @@ def _take(scratch: Tensor, shape: Sequence[int]) -> Tensor:
 def _lay_out(weight_IJDK: Tensor) -> Tensor:
     """(I, J, D, K) → (J, D, X) with I innermost in X."""
     I, J, D, K = weight_IJDK.shape
-    return weight_IJDK.permute(1, 2, 3, 0).reshape(J, D, K * I)
+    return weight_IJDK.permute(1, 2, 3, 0).reshape(J, D, K * I).contiguous()
 
 
 def _scratch(u_BIK: Tensor, J: int, chunks: list[slice]) -> Tensor:

@@ -15,6 +15,7 @@ import torch
 import triton
 from torch import Tensor
 
+from torchcaps.ops.dispatch import float32_precision
 from torchcaps.ops.dynamic import kernels
 
 # Rows, columns (children times K), warps and pipeline stages of a program, by kernel and kind of product: the fastest
@@ -67,7 +68,7 @@ def product(u_BIK: Tensor) -> str:
     high, TF32; medium, bf16."""
     if u_BIK.dtype != torch.float32:
         return "bf16" if u_BIK.dtype == torch.bfloat16 else "tf32"
-    return {"highest": "tf32x3", "high": "tf32", "medium": "bf16"}[torch.get_float32_matmul_precision()]
+    return {"highest": "tf32x3", "high": "tf32", "medium": "bf16"}[float32_precision()]
 
 
 def _operands(u_BIK: Tensor, weight_IJDK: Tensor, kind: str) -> tuple[Tensor, Tensor]:
@@ -93,6 +94,7 @@ def forward(
     B, I, K = u_BIK.shape
     J, D = weight_IJDK.shape[1:3]
     share, pair, groups = 1 / (J + leaky), *_groups(J, kind)
+    bias_JD = None if bias_JD is None else bias_JD.contiguous()
     new: dict[str, Any] = {"dtype": torch.float32, "device": u_BIK.device}
     cut, wide = Tiles.fit(B, K, D, *GATHER[kind]), Tiles.fit(B, K, D, *SUM[kind])
     chunks, length = cut.chunks(B, I, groups)
@@ -133,7 +135,8 @@ def backward(
     bias: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of u (B, I, K), weight (I, J, D, K) and bias (J, D), the last empty if there was none."""
-    kind = product(u_BIK) if agreed.dtype == torch.float32 else "bf16"
+    # As in the forward, whose logits the saved sums belong to, even if the setting has changed in between.
+    kind = "bf16" if agreed.dtype == torch.bfloat16 else "tf32" if product(u_BIK) == "tf32" else "tf32x3"
     du_BIK = torch.empty_like(u_BIK, memory_format=torch.contiguous_format)
     weight = weight_IJDK
     u_BIK, weight_IJDK = _operands(u_BIK, weight_IJDK, kind)

@@ -10,7 +10,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-from torchcaps.ops.dispatch import eager_inference
+from torchcaps.ops.dispatch import eager_inference, float32_precision
 from torchcaps.ops.dynamic import chunked
 from torchcaps.ops.squash import no_autocast
 
@@ -32,7 +32,7 @@ def route(
         return route_fused(u_BIK, weight_IJDK, bias_JD, iterations, leaky, couplings)[:2]
     wide = torch.promote_types(dtype, torch.float32)
     bias_JD = u_BIK.new_zeros(weight_IJDK.shape[1:3], dtype=wide) if bias_JD is None else bias_JD.to(wide)
-    chosen = _chunked if eager_inference() else route_chunked
+    chosen = _chunked if eager_inference(u_BIK) else route_chunked
     poses, coupled, _ = chosen(u_BIK.to(wide), weight_IJDK.to(wide), bias_JD, iterations, leaky, couplings)
     return poses.to(dtype), coupled.to(dtype)
 
@@ -115,7 +115,7 @@ def _(
     J, D = weight.shape[1:3]
     dtype = torch.promote_types(u.dtype, weight.dtype)
     poses, coupled = u.new_empty(B, J, D, dtype=dtype), u.new_empty((B, I, J) if couplings else (0,), dtype=dtype)
-    medium = u.dtype == torch.float32 and torch.get_float32_matmul_precision() == "medium"
+    medium = u.dtype == torch.float32 and float32_precision() == "medium"
     factors = torch.bfloat16 if medium or u.dtype == torch.bfloat16 else torch.float32
     agreed = u.new_empty(iterations - 1, B, J, D, dtype=factors)
     sums = u.new_empty(iterations, B, J, D, dtype=torch.float32)
