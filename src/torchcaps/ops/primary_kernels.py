@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from torchcaps.ops.dynamic.kernels import squash_parts
+from torchcaps.ops.squash_kernels import squash_gradient, squashed
 
 ROWS = 128  # positions a program takes
 
@@ -37,9 +37,8 @@ def _forward(
     inside = (rows < N)[:, None] & (columns < DIM)[None, :]
     places = _places(example, position, type_, columns, s_b, s_c, s_x, DIM)
     s_ND = _sums(maps, bias, places, type_, columns, inside, scale, DIM, BIAS)
-    near, far, _ = squash_parts(s_ND)
     capsule = (example.to(tl.int64) * T + type_) * X + position
-    v_ND = (s_ND * (near * far)).to(poses.dtype.element_ty)
+    v_ND = squashed(s_ND).to(poses.dtype.element_ty)
     tl.store(poses + capsule[:, None] * DIM + columns[None, :], v_ND, mask=inside)
 
 
@@ -53,11 +52,9 @@ def _backward(
     inside = (rows < N)[:, None] & (columns < DIM)[None, :]
     places = _places(example, position, type_, columns, s_b, s_c, s_x, DIM)
     s_ND = _sums(maps, bias, places, type_, columns, inside, scale, DIM, BIAS)
-    near, far, unit = squash_parts(s_ND)
     capsule = (example.to(tl.int64) * T + type_) * X + position
     dv_ND = tl.load(grad + capsule[:, None] * DIM + columns[None, :], mask=inside, other=0.0).to(tl.float32)
-    along = tl.sum(unit * dv_ND, axis=1)[:, None]
-    ds_ND = (near * far) * (dv_ND + (near * near - far * far) * along * unit)
+    ds_ND = squash_gradient(s_ND, dv_ND)
     places = _places(example, position, type_, columns, d_b, d_c, d_x, DIM)
     tl.store(dmaps + places, (ds_ND * scale).to(dmaps.dtype.element_ty), mask=inside)
     if BIAS:  # a row of slots for each block of positions; they are added up in a fixed order

@@ -10,61 +10,18 @@ Every pass is made of these steps, of which tensor cores do all but `spread` as 
 
 X stands for the tile's children and K taken together, K innermost, as they lie in memory.
 
-PRODUCT says how products are taken: "bf16", "tf32" or "tf32x3" (three TF32 products, within rounding of float32).
-Sums, exponentials and squashing are float32 always.
+products.py has the products themselves. Sums, exponentials and squashing are float32 always.
 """
 
 from __future__ import annotations
 
-import os
-
 import triton
 import triton.language as tl
 
+from torchcaps.ops.dynamic.products import cut, multiply, times, turn, turned, upper
+from torchcaps.ops.squash_kernels import squash_gradient, squashed
+
 LOG2E = tl.constexpr(1.4426950408889634)
-INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
-
-
-@triton.jit
-def _multiply(a, b, PRODUCT: tl.constexpr):
-    if PRODUCT == "bf16":
-        a, b = a.to(tl.bfloat16), b.to(tl.bfloat16)
-        # The interpreter's own products of bfloat16 are wrong.
-        product = tl.dot(a.to(tl.float32), b.to(tl.float32)) if INTERPRETED else tl.dot(a, b)
-    elif PRODUCT == "tf32x3":
-        a_upper, b_upper = _upper(a), _upper(b)
-        product = tl.dot(a_upper, b - b_upper, input_precision="tf32")
-        product = tl.dot(a - a_upper, b_upper, product, input_precision="tf32")
-        product = tl.dot(a_upper, b_upper, product, input_precision="tf32")
-    else:
-        product = tl.dot(_rounded(a), _rounded(b), input_precision="tf32")
-    return product
-
-
-@triton.jit
-def _rounded(x):
-    """Between a third and two thirds of TF32's last digit more: tensor cores cut a float32 off, so this rounds it, and
-    unlike an addition to its bits it leaves NaN alone."""
-    return _cut(x + x * (1 / 3072))
-
-
-@triton.jit
-def _cut(x):
-    """A float32 without what tensor cores leave out of it in TF32: they do so themselves, the interpreter does not."""
-    return (x.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True) if INTERPRETED else x
-
-
-@triton.jit
-def _times(x, u):
-    """x·u, element by element, in u's type."""
-    x = x.to(u.dtype)
-    return (x.to(tl.float32) * u.to(tl.float32)).to(u.dtype) if INTERPRETED else x * u
-
-
-@triton.jit
-def _upper(x):
-    """A float32 rounded to what TF32 keeps of it, and nothing below."""
-    return ((x.to(tl.int32, bitcast=True) + 4096) & -8192).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -97,22 +54,6 @@ def _tile_of_children(values, rows, child, B, I):
     return tl.load(values + rows.to(tl.int64)[:, None] * I + child[None, :], mask=known, other=0.0)
 
 
-# The result of a product of float32 leaves columns 2n and 2n+1 with the thread that gives columns n and n+4 to the next
-# product. Turned to that order, a result is the next product's left factor without moving between threads; the rows of
-# its right factor are put in the same order.
-
-
-@triton.jit
-def _turn(x_BX, TB: tl.constexpr, X: tl.constexpr):
-    return tl.reshape(tl.permute(tl.reshape(x_BX, [TB, X // 8, 4, 2]), (0, 1, 3, 2)), [TB, X])
-
-
-@triton.jit
-def _turned(x):
-    """Which column of a result is the x-th after `_turn`."""
-    return x // 8 * 8 + x % 4 * 2 + x % 8 // 4
-
-
 @triton.jit
 def _sum_over_k(x_BX, TB: tl.constexpr, TI: tl.constexpr, KP: tl.constexpr, PRODUCT: tl.constexpr):
     """(TB, X) → (TB, TI)."""
@@ -120,14 +61,14 @@ def _sum_over_k(x_BX, TB: tl.constexpr, TI: tl.constexpr, KP: tl.constexpr, PROD
     if TI < 8:
         total = tl.sum(tl.reshape(x_BX.to(tl.float32), [TB, TI, KP]), axis=2)
     elif PRODUCT == "bf16":
-        total = _multiply(x_BX, tl.where((x // KP)[:, None] == child[None, :], 1.0, 0.0), PRODUCT)
+        total = multiply(x_BX, tl.where((x // KP)[:, None] == child[None, :], 1.0, 0.0), PRODUCT)
     else:
-        x_BX = _turn(x_BX, TB, TI * KP)
-        ones_XI = tl.where((_turned(x) // KP)[:, None] == child[None, :], 1.0, 0.0)
+        x_BX = turn(x_BX, TB, TI * KP)
+        ones_XI = tl.where((turned(x) // KP)[:, None] == child[None, :], 1.0, 0.0)
         # Rounding here, too, would take a tenth more instructions and gain less than a tenth of the error.
-        total = tl.dot(_upper(x_BX) if PRODUCT == "tf32x3" else _cut(x_BX), ones_XI, input_precision="tf32")
+        total = tl.dot(upper(x_BX) if PRODUCT == "tf32x3" else cut(x_BX), ones_XI, input_precision="tf32")
         if PRODUCT == "tf32x3":
-            total = tl.dot(x_BX - _upper(x_BX), ones_XI, total, input_precision="tf32")
+            total = tl.dot(x_BX - upper(x_BX), ones_XI, total, input_precision="tf32")
     return total
 
 
@@ -146,8 +87,8 @@ def _spread_rows(c_IB, TB: tl.constexpr, TI: tl.constexpr, KP: tl.constexpr):
 @triton.jit
 def _agree(parents_BD, w_DX, u_BX, TB: tl.constexpr, TI: tl.constexpr, KP: tl.constexpr, PRODUCT: tl.constexpr):
     """Wᵀ V (TB, X), and u · Wᵀ V (TB, TI)."""
-    wide_BX = _multiply(parents_BD, w_DX, PRODUCT)
-    return wide_BX, _sum_over_k(_times(wide_BX, u_BX), TB, TI, KP, PRODUCT)
+    wide_BX = multiply(parents_BD, w_DX, PRODUCT)
+    return wide_BX, _sum_over_k(times(wide_BX, u_BX), TB, TI, KP, PRODUCT)
 
 
 @triton.jit
@@ -230,7 +171,7 @@ def _weighted_votes(
     x, child = tl.arange(0, TI * KP), tile * TI + tl.arange(0, TI)
     w_DX = _tile_of_w(w, j, columns, tile * TI + x // KP, x % KP, I, J, D, K)
     if OF == "shares":
-        s_BD = _multiply(u_BX, tl.trans(w_DX), PRODUCT)
+        s_BD = multiply(u_BX, tl.trans(w_DX), PRODUCT)
     else:
         of_BI = tl.exp2(_agree(v_BD, w_DX, u_BX, TB, TI, KP, PRODUCT)[1] * LOG2E - logsum_BI)
         if OF == "gradients":
@@ -238,10 +179,10 @@ def _weighted_votes(
         if COUPLINGS:
             spots = rows.to(tl.int64)[:, None] * I + child[None, :]
             tl.store(couplings + spots * J + j, of_BI, mask=(rows < B)[:, None] & (child < I)[None, :])
-        weighted_BX = _times(_spread(of_BI.to(u_BX.dtype), TB, TI, KP), u_BX)
+        weighted_BX = times(_spread(of_BI.to(u_BX.dtype), TB, TI, KP), u_BX)
         if PRODUCT != "bf16" and TI * KP >= 8:
-            weighted_BX, w_DX = _turn(weighted_BX, TB, TI * KP), _turn(w_DX, DP, TI * KP)
-        s_BD = _multiply(weighted_BX, tl.trans(w_DX), PRODUCT)
+            weighted_BX, w_DX = turn(weighted_BX, TB, TI * KP), turn(w_DX, DP, TI * KP)
+        s_BD = multiply(weighted_BX, tl.trans(w_DX), PRODUCT)
     return s_BD
 
 
@@ -310,7 +251,7 @@ def finish_u(
     du_BX = tl.zeros([TB, TI * KP], tl.float32)
     for j in range(J):
         w_DX = _tile_of_w(w, j, columns, children, dims, I, J, D, K)
-        du_BX += _multiply(_tile_of_parents(ds, rows, j, columns, B, J, D), w_DX, PRODUCT)
+        du_BX += multiply(_tile_of_parents(ds, rows, j, columns, B, J, D), w_DX, PRODUCT)
     du_BX *= share
     inside = (rows < B)[:, None] & ((children < I) & (dims < K))[None, :]
     places = rows.to(tl.int64)[:, None] * (I * K) + (children * K + dims)[None, :]
@@ -332,7 +273,7 @@ def _gradient_of_one(
     dlogit_BI = c_BI * (_agree(ds_BD, w_DX, u_BX, TB, TI, KP, PRODUCT)[1] - mean_BI)
     c_XB = _spread_rows(tl.trans(c_BI.to(u_BX.dtype)), TB, TI, KP)
     dlogit_XB = _spread_rows(tl.trans(dlogit_BI.to(u_BX.dtype)), TB, TI, KP)
-    return _multiply(_times(c_XB, u_XB), ds_BD, PRODUCT) + _multiply(_times(dlogit_XB, u_XB), v_BD, PRODUCT)
+    return multiply(times(c_XB, u_XB), ds_BD, PRODUCT) + multiply(times(dlogit_XB, u_XB), v_BD, PRODUCT)
 
 
 @triton.jit
@@ -355,9 +296,9 @@ def gradient_of_w(
         rows = start + tl.arange(0, TB)
         u_BX = _tile_of_u(u, rows, children, dims, B, I, K)
         u_XB = tl.trans(u_BX)
-        dw_one += share * _multiply(u_XB, _tile_of_parents(ds, rows, one, columns, B, J, D), PRODUCT)
+        dw_one += share * multiply(u_XB, _tile_of_parents(ds, rows, one, columns, B, J, D), PRODUCT)
         if PAIR:
-            dw_two += share * _multiply(u_XB, _tile_of_parents(ds, rows, two, columns, B, J, D), PRODUCT)
+            dw_two += share * multiply(u_XB, _tile_of_parents(ds, rows, two, columns, B, J, D), PRODUCT)
         for t in tl.static_range(1, R):
             logsum_BI = _tile_of_children(logsums + (t - 1) * B * I, rows, child, B, I)
             mean_BI = _tile_of_children(means + (t - 1) * B * I, rows, child, B, I)
@@ -374,17 +315,6 @@ def gradient_of_w(
     tl.store(dw + places + one * (D * K), dw_one.to(dw.dtype.element_ty), mask=inside)
     if PAIR:
         tl.store(dw + places + two * (D * K), dw_two.to(dw.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def squash_parts(s_ND):
-    """1/√(1+|s|²) and |s|/√(1+|s|²) as columns, and s/|s|; see ops/squash.py."""
-    near = tl.sqrt(tl.sum((s_ND / 256.0) * (s_ND / 256.0), axis=1))[:, None] * 256.0
-    unit = tl.where(near > 0, s_ND / tl.where(near > 0, near, 1.0), 0.0)
-    # √(1+|s|²) without the square of a large |s|
-    larger, smaller = tl.maximum(near, 1.0), tl.minimum(near, 1.0)
-    hypotenuse = larger * tl.sqrt(1.0 + (smaller / larger) * (smaller / larger))
-    return 1.0 / hypotenuse, near / hypotenuse, unit
 
 
 @triton.jit
@@ -412,16 +342,13 @@ def finish_forward(
     s_ND = _sum_slots(slots, places, inside, N * D, chunks, TN, DP)
     if BIAS:
         s_ND += tl.load(bias + (rows % J)[:, None] * D + columns[None, :], mask=inside, other=0.0).to(tl.float32)
-    near, far, _ = squash_parts(s_ND)
-    v_ND = s_ND * (near * far)
+    v_ND = squashed(s_ND)
     tl.store(sums + T * N * D + places, s_ND, mask=inside)
     if LAST:
         tl.store(poses + places, v_ND.to(poses.dtype.element_ty), mask=inside)
     else:
         for t in tl.static_range(T):
-            s_ND = tl.load(sums + t * N * D + places, mask=inside, other=0.0)
-            near, far, _ = squash_parts(s_ND)
-            v_ND += s_ND * (near * far)
+            v_ND += squashed(tl.load(sums + t * N * D + places, mask=inside, other=0.0))
         tl.store(agreed + places, v_ND.to(agreed.dtype.element_ty), mask=inside)
 
 
@@ -446,7 +373,5 @@ def finish_backward(
         if STAGE == 2:
             dv_ND += tl.load(carried + places, mask=inside, other=0.0)
         tl.store(carried + places, dv_ND, mask=inside)
-    near, far, unit = squash_parts(tl.load(sums + places, mask=inside, other=0.0))
-    along = tl.sum(unit * dv_ND, axis=1)[:, None]
-    ds_ND = (near * far) * (dv_ND + (near * near - far * far) * along * unit)
+    ds_ND = squash_gradient(tl.load(sums + places, mask=inside, other=0.0), dv_ND)
     tl.store(ds + places, ds_ND.to(ds.dtype.element_ty), mask=inside)
