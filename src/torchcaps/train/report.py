@@ -43,7 +43,8 @@ def write_report(
     images, targets, lengths = (value.detach().cpu() for value in (test_images, test_targets, test_lengths))
     names = [str(name) for name in class_names]
     mistakes = explain.worst_mistakes(lengths, targets)
-    sections = [section("Summary", table([(_words(key), _value(key, value)) for key, value in summary.items()]))]
+    rows = [(_words(key), _value(key, value)) for key, value in summary.items() if value is not None]
+    sections = [section("Summary", table(rows))]
     sections.append(section("Learning curves", _curves(history)))
     if len(images):
         sections += [
@@ -183,7 +184,7 @@ def _surest(lengths: Tensor, limit: int) -> list[int]:
 
 def _words(key: str) -> str:
     known = {"val": "validation", "n": "images"}
-    return " ".join(known.get(word, word) for word in key.split("_")).capitalize()
+    return " ".join(known.get(word, word) for word in key.split("_")).capitalize().replace(" mib", ", MiB")
 
 
 def _percent(value: float) -> str:
