@@ -46,6 +46,8 @@ def resume_run(
 
 def _run(recipe: Recipe, folder: Path, device: str, console: Console, resume: bool) -> Path:
     fabric = engine.make_fabric(device, recipe.train.precision)
+    if fabric.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(fabric.device)
     splits = load_data(**recipe.data.model_dump())
     with seeded(recipe.train.seed, fabric.device):
         state, task = make_state(recipe, splits.train, fabric.device)
@@ -75,12 +77,12 @@ def _run(recipe: Recipe, folder: Path, device: str, console: Console, resume: bo
                 soft_wrap=True,
             )
             raise
-    _finish(folder, recipe, splits, state, task, console)
+    _finish(folder, recipe, splits, state, task, _peak_memory(fabric.device), console)
     return folder
 
 
 def _peak_memory(device: torch.device) -> int | None:
-    """The most memory that tensors took on a CUDA device so far."""
+    """The most memory, in MiB, that tensors took on a CUDA device while it trained."""
     return round(torch.cuda.max_memory_allocated(device) / 2**20) if device.type == "cuda" else None
 
 
@@ -110,7 +112,9 @@ def _announce(recipe: Recipe, splits: Splits, model: ImageModel, device: torch.d
         console.print("the first steps are slow: the training step is compiled and recorded (--no-fast turns that off)")
 
 
-def _finish(folder: Path, recipe: Recipe, splits: Splits, state: State, task: Classify, console: Console) -> None:
+def _finish(
+    folder: Path, recipe: Recipe, splits: Splits, state: State, task: Classify, peak: int | None, console: Console
+) -> None:
     """Keep the chosen weights, look at the test set (once), write the summary and the report."""
     model = state.final
     best = folder / "checkpoints" / "best"
@@ -143,7 +147,7 @@ def _finish(folder: Path, recipe: Recipe, splits: Splits, state: State, task: Cl
         "val_n": len(splits.validation) if splits.validation is not None else 0,
         "test_accuracy": results["test"].accuracy if "test" in results else None,
         "test_n": len(splits.test) if splits.test is not None else 0,
-        "peak_memory_mib": _peak_memory(model.device),
+        "peak_memory_mib": peak,
         "finished": datetime.now().astimezone().isoformat(timespec="seconds"),
     }
     shown = "test" if "test" in results else "validation" if "validation" in results else None

@@ -22,9 +22,11 @@ from torchcaps.ops.dynamic import kernels
 # of those tried on an H200.
 SUM = {"bf16": (64, 64, 4, 2), "tf32": (64, 64, 4, 3), "tf32x3": (16, 64, 1, 2)}
 SUM_BACKWARD = {"bf16": (64, 64, 4, 3), "tf32": (32, 64, 2, 3), "tf32x3": (16, 64, 1, 2)}
-GATHER = {"bf16": (64, 64, 4, 3), "tf32": (32, 64, 2, 2), "tf32x3": (32, 64, 2, 2)}
+GATHER_SHARES = {"bf16": (64, 64, 4, 3), "tf32": (64, 64, 4, 3), "tf32x3": (32, 64, 2, 2)}
+GATHER = {"bf16": (64, 64, 4, 3), "tf32": (64, 64, 2, 2), "tf32x3": (32, 64, 2, 2)}
 FINISH_U = {"bf16": (64, 64, 4, 2), "tf32": (32, 64, 2, 2), "tf32x3": (32, 64, 2, 2)}
 GRADIENT_OF_W = {"bf16": (32, 64, 2, 2), "tf32": (32, 64, 2, 2), "tf32x3": (32, 64, 2, 2)}
+GATHER_PAIRS, GRADIENT_OF_W_PAIRS = ("bf16", "tf32"), ("bf16",)
 ROWS = 4  # parents a program of `finish_*` adds up
 PROGRAMS = 528  # of `gather`: enough to fill the card, few enough that their slots stay small
 
@@ -77,10 +79,10 @@ def _operands(u_BIK: Tensor, weight_IJDK: Tensor, kind: str) -> tuple[Tensor, Te
     return u_BIK.to(dtype).contiguous(), weight_IJDK.to(dtype).contiguous()
 
 
-def _groups(J: int, kind: str) -> tuple[bool, int]:
-    """Whether `gather` and `gradient_of_w` take parents in pairs, and how many programs that makes. Three products of a
-    pair would not fit into registers."""
-    pair = J > 1 and kind != "tf32x3"
+def _groups(J: int, kind: str, pairs_of: tuple[str, ...]) -> tuple[bool, int]:
+    """Whether parents are taken in pairs, as they are for these products, and how many programs that makes. A pair
+    reads the children half as often, where its registers suffice."""
+    pair = J > 1 and kind in pairs_of
     return pair, triton.cdiv(J, 2) if pair else J
 
 
@@ -93,18 +95,20 @@ def forward(
     u_BIK, weight_IJDK = _operands(u_BIK, weight_IJDK, kind)
     B, I, K = u_BIK.shape
     J, D = weight_IJDK.shape[1:3]
-    share, pair, groups = 1 / (J + leaky), *_groups(J, kind)
+    share, pair, groups = 1 / (J + leaky), *_groups(J, kind, GATHER_PAIRS)
     bias_JD = None if bias_JD is None else bias_JD.contiguous()
     new: dict[str, Any] = {"dtype": torch.float32, "device": u_BIK.device}
-    cut, wide = Tiles.fit(B, K, D, *GATHER[kind]), Tiles.fit(B, K, D, *SUM[kind])
-    chunks, length = cut.chunks(B, I, groups)
-    slots = torch.empty(chunks, B, J, D, **new)
+    wide = Tiles.fit(B, K, D, *SUM[kind])
+    cuts = [Tiles.fit(B, K, D, *table[kind]) for table in (GATHER_SHARES, GATHER)]
+    slots = torch.empty(max(cut.chunks(B, I, groups)[0] for cut in cuts), B, J, D, **new)
     sums, agreed = torch.empty(iterations, B, J, D, **new), u_BIK.new_empty(iterations - 1, B, J, D)
     logsums = torch.empty(iterations - 1, B, I, **new)
     poses = torch.empty(B, J, D, dtype=dtype, device=u_BIK.device)
     coupled = torch.full((B, I, J) if couplings else (0,), share, **new)
     for t in range(iterations):
         before, last = max(0, t - 1), t == iterations - 1
+        cut = cuts[t > 0]
+        chunks, length = cut.chunks(B, I, groups)
         if t > 0:
             kernels.sum_couplings[wide.grid(B, I)](
                 u_BIK, weight_IJDK, agreed[before:], logsums[before:],
@@ -142,7 +146,7 @@ def backward(
     u_BIK, weight_IJDK = _operands(u_BIK, weight_IJDK, kind)
     B, I, K = u_BIK.shape
     R, _, J, D = sums.shape
-    share, pair, groups = 1 / (J + leaky), *_groups(J, kind)
+    share, pair, groups = 1 / (J + leaky), *_groups(J, kind, GATHER_PAIRS)
     cut, wide = Tiles.fit(B, K, D, *GATHER[kind]), Tiles.fit(B, K, D, *SUM_BACKWARD[kind])
     chunks, length = cut.chunks(B, I, groups)
     slots = sums.new_empty(chunks, B, J, D)
@@ -172,6 +176,7 @@ def backward(
     )
     del slots, carried, du_sum  # their memory serves dW
     dweight_IJDK = torch.empty_like(weight, memory_format=torch.contiguous_format)
+    pair, groups = _groups(J, kind, GRADIENT_OF_W_PAIRS)
     cut = Tiles.fit(B, K, D, *GRADIENT_OF_W[kind])
     kernels.gradient_of_w[cut.grid(B, I)[0], groups](
         u_BIK, weight_IJDK, agreed, ds, logsums, means, dweight_IJDK,
