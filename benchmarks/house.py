@@ -20,7 +20,8 @@ from pathlib import Path
 import torch
 
 from torchcaps.bench import step
-from torchcaps.bench.timing import by_turns, machine
+from torchcaps.bench.timing import by_turns
+from torchcaps.train.machine import machine
 from torchcaps.train.recipe import load_recipe
 from torchcaps.train.run import start_run
 

@@ -84,6 +84,16 @@ def train(
 def evaluate(
     model: Model,
     data: Annotated[str | None, typer.Option(help="An image folder or CSV, or a data set's name.")] = None,
+    suite: Annotated[
+        str | None,
+        typer.Option(help="Change the images: affine, corruption, adversarial, equivariance, scrambled or crowding."),
+    ] = None,
+    against: Annotated[str | None, typer.Option(help="With --suite: a second model, on the same images.")] = None,
+    n: Annotated[int, typer.Option("--n", help="With --suite: so many test images, of each class alike.", min=1)] = 500,
+    seed: Annotated[int, typer.Option(help="With --suite: of the images chosen, noise and attacks.")] = 0,
+    out_: Annotated[
+        Path | None, typer.Option("--out", help="With --suite: folder for <suite>.json and <suite>.png.")
+    ] = None,
     device: Device = "cpu",
     as_json: AsJson = False,
 ) -> None:
@@ -91,6 +101,11 @@ def evaluate(
     import torchcaps
     from torchcaps.train.evaluate import evaluate_model
 
+    if suite is not None:
+        _measure_suite(suite, model, against, data, n, seed, out_, device, as_json)
+        return
+    if against or out_:
+        raise UserError("--against and --out go with --suite")
     figures = evaluate_model(torchcaps.load(model, _device(device)), data)
     if as_json:
         print(json.dumps({"model": model, **figures}))
@@ -98,6 +113,68 @@ def evaluate(
     found = f"{figures['accuracy']:.2%} of {figures['n']:,} images right"
     out.print(f"{model} on {figures['data']}: {found}", markup=False, highlight=False, soft_wrap=True)
     out.print(f"error {figures['error']:.2%}, loss {figures['loss']:.4f}", highlight=False)
+
+
+def _measure_suite(
+    suite: str,
+    model: str,
+    against: str | None,
+    data: str | None,
+    n: int,
+    seed: int,
+    folder: Path | None,
+    device: str,
+    as_json: bool,
+) -> None:
+    import torchcaps
+    from torchcaps.train.suite import run_suite, suite_table
+
+    place = _device(device)
+    loaded, other = torchcaps.load(model, place), None if against is None else torchcaps.load(against, place)
+    names = (model, against or "")
+    result = run_suite(loaded, suite, against=other, names=names, data=data, n=n, seed=seed, out=folder)
+    if as_json:
+        print(json.dumps(result))
+        return
+    heading, rows = suite_table(result)
+    table = Table(*map(escape, heading), box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*map(escape, row))
+    out.print(f"{suite} on {result['n']:,} images of {result['data']}", markup=False, highlight=False)
+    out.print(table, highlight=False)
+    if folder is not None:
+        for kind in ("json", "png"):
+            out.print(str(folder / f"{suite}.{kind}"), soft_wrap=True, highlight=False, markup=False)
+
+
+@app.command()
+def reproduce(
+    recipes: Annotated[list[str] | None, typer.Argument(help="Recipes; by default all that claim a result.")] = None,
+    seeds: Annotated[int, typer.Option(help="Train each with seeds 0, 1, … so many of them.", min=1)] = 5,
+    out_: Annotated[Path, typer.Option("--out", help="Folder of the results; their table is beside it.")] = Path(
+        "results"
+    ),
+    runs: Annotated[
+        Path, typer.Option(help="Folder of the runs; those that are finished are not trained again.")
+    ] = Path("runs/reproduce"),
+    side_by_side: Annotated[
+        int | None, typer.Option(help="Runs at a time; 4 on a GPU, 1 on a CPU if not given.", min=1)
+    ] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Override a setting: train.epochs=3")] = None,
+    device: Device = "auto",
+) -> None:
+    """Train recipes for several seeds and put what they reach into a table, beside what was published."""
+    from torchcaps.train.reproduce import reproduce as run_all
+
+    settings = {"out": out_, "runs": runs, "device": device, "side_by_side": side_by_side, "overrides": set_ or ()}
+    results = run_all(recipes or (), seeds, **settings, console=out)  # type: ignore[arg-type]
+    table = Table("recipe", "result", "paper", "ours", "n", "seconds", box=None, pad_edge=False)
+    for each in results:
+        spread = "" if each["std"] is None else f" ± {each['std']:.2f}"
+        paper = "" if each["paper"] is None else f"{each['paper']:g}"
+        ours = f"{each['mean']:.2f}{spread}"
+        table.add_row(each["recipe"], escape(each["result"]), paper, ours, str(each["n"]), str(each["seconds"]))
+    out.print(table)
 
 
 @app.command()

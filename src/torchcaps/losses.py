@@ -26,7 +26,7 @@ def margin_loss(
 def reconstruction_loss(reconstruction: Tensor, images: Tensor) -> Tensor:
     """The squared error, summed over all pixels and channels of an image (not averaged).
 
-    reconstruction, images  (B, C, H, W)
+    reconstruction, images  (B, C, H, W), or (B, M, C, H, W) for several images each
     returns                 (B,)
     """
     if reconstruction.shape != images.shape:

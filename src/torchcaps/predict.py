@@ -33,7 +33,9 @@ def predict_file(model: ImageModel, path: Path, reject: float = 0.0) -> dict[str
         raise UserError(f"{path}: the model answers NaN; it was not trained to the end, or its weights are damaged")
     order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
     ranking = [{"class": model.class_names[index], "length": round(lengths[index], 6)} for index in order]
-    if model.trained_by.get("multi_label"):
+    if model.trained_by.get("labels_each"):
+        found = [entry["class"] for entry in ranking[: model.trained_by["labels_each"]] if entry["length"] >= reject]
+    elif model.trained_by.get("multi_label"):
         found = [entry["class"] for entry in ranking if entry["length"] >= max(PRESENT, reject)]
     else:
         found = [ranking[0]["class"]] if ranking[0]["length"] >= reject else []

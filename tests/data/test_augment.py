@@ -101,3 +101,28 @@ def test_impossible_augmentation_is_refused(options, message):
         augment(dot(), **options)
     with pytest.raises(UserError, match="crop=12"):
         centre_crop(dot(), 12)
+
+
+def test_elastic_bends_smoothly_and_moves_by_the_deviation_asked_for():
+    ramp = torch.linspace(0, 1, 28).expand(400, 1, 28, 28).clone()  # a value says which column it came from
+    bent = augment(ramp, seeded(), elastic=0.8)
+    moved = (bent - ramp)[:, :, 8:-8, 8:-8] * 27
+    assert moved.std() == pytest.approx(0.8, rel=0.25)  # between its knots a field is a little calmer
+    assert moved.mean().abs() < 0.05
+    assert moved.diff(dim=-1).abs().mean() < 0.4  # neighbours move together
+    assert torch.equal(bent, augment(ramp, seeded(), elastic=0.8))
+    assert (bent.flatten(1) != bent[:1].flatten(1)).any(1)[1:].all()  # each image in its own way
+
+
+def test_erase_blackens_one_rectangle_at_most_so_large():
+    white = torch.ones(3000, 2, 12, 15)
+    black = augment(white, seeded(), erase=5) == 0
+    assert torch.equal(black[:, 0], black[:, 1])
+    rows, columns = black[:, 0].any(2), black[:, 0].any(1)
+    assert torch.equal(black[:, 0], rows[:, :, None] & columns[:, None, :])  # a rectangle
+    for side in (rows, columns):
+        starts = side & ~torch.roll(side, 1, 1).logical_and(torch.arange(side.shape[1]) > 0)
+        assert starts.sum(1).max() == 1  # in one piece
+        assert side.sum(1).max() == 5
+    assert (~black.flatten(1).any(1)).any()  # and some stay whole
+    assert black[:, 0].any(0).all()  # it may lie anywhere

@@ -91,7 +91,7 @@ def test_cifar10_is_downloaded_when_absent(tmp_path, monkeypatch):
     ("arguments", "message"),
     [
         ({"source": "minst"}, "did you mean 'mnist'"),
-        ({"source": "zzz"}, "choose one of: cifar10, digits"),
+        ({"source": "zzz"}, "choose one of: affnist, affnist-like"),
         ({"source": "."}, "say source='folder'"),
         ({"path": "somewhere"}, "say source='folder'"),
         ({"source": "folder"}, "needs path="),
@@ -110,4 +110,5 @@ def test_a_mistake_is_answered_with_what_to_do(arguments, message):
 
 
 def test_the_sources_are_those_that_recipes_name():
-    assert set(SOURCES) == {"digits", "mnist", "fashion-mnist", "cifar10", "folder"}
+    made = {"multimnist", "multimnist-shift6", "mnist-expanded", "affnist-like", "affnist"}
+    assert set(SOURCES) == {"digits", "mnist", "fashion-mnist", "cifar10", "folder"} | made

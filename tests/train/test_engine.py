@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from torchcaps.data import Dataset, load_data
+from torchcaps.data.multimnist import multimnist_splits
 from torchcaps.errors import UserError
 from torchcaps.models import load
 from torchcaps.train import engine, run
@@ -278,3 +279,54 @@ def test_data_that_changed_is_noticed(tmp_path):
     model.trained_by["data"]["split_seed"] = 1
     with pytest.warns(UserWarning, match="may hold images trained on"):
         evaluate_model(model)
+
+
+def test_a_run_ends_when_its_validation_accuracy_is_reached(tmp_path):
+    folder = run.start_run(tiny("train.epochs=50", "train.stop_at=0.3"), out=tmp_path / "run", device="cpu")
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert 1 < len(lines) < 50
+    assert all(line["val_accuracy"] < 0.3 for line in lines[:-1])
+    assert lines[-1]["val_accuracy"] >= 0.3
+    with pytest.raises(UserError, match="has finished"):
+        run.resume_run(folder, device="cpu")
+    with pytest.raises(UserError, match="data.validation"):
+        run.start_run(tiny("data.validation=0", "train.stop_at=0.3"), out=tmp_path / "other", device="cpu")
+
+
+def test_repeated_passes_are_one_epoch_of_as_many_images(tmp_path):
+    folder = run.start_run(tiny("train.repeat=3", "train.epochs=1"), out=tmp_path / "run", device="cpu")
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["steps"] == 3 * 3
+    orders = [engine.epoch_order(96, 0, each) for each in range(3)]
+    assert not torch.equal(orders[0], orders[1])
+    plain = run.start_run(tiny("train.epochs=3"), out=tmp_path / "plain", device="cpu")
+    assert same(weights_of(folder), weights_of(plain))  # the same images in the same order
+
+
+def test_the_test_set_may_stay_unread(tmp_path, monkeypatch):
+    seen = []
+    real = engine.evaluate
+    monkeypatch.setattr(
+        engine, "evaluate", lambda model, data, task: (seen.append(len(data)), real(model, data, task))[1]
+    )
+    folder = run.start_run(tiny("data.test=43", "train.read_test=no"), out=tmp_path / "run", device="cpu")
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["test_accuracy"], summary["test_n"]) == (None, 0)
+    assert 43 not in seen
+
+
+def test_pairs_are_learned_with_each_digit_reconstructed(tmp_path, monkeypatch):
+    digits = load_data("digits", image_size=12, validation=40, test=40, limit=96)
+    monkeypatch.setattr("torchcaps.data.multimnist.TEST_PAIRS", 50)
+    monkeypatch.setattr("torchcaps.data.multimnist.VALIDATION_PAIRS", 30)
+    monkeypatch.setattr(run, "load_data", lambda **settings: multimnist_splits(digits))
+    folder = run.start_run(tiny(), out=tmp_path / "run", device="cpu")
+    line = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
+    assert line["train_reconstruction"] > 0
+    model = load(folder)
+    assert model.image_shape == (1, 20, 20)
+    assert model.trained_by["labels_each"] == 2
+    drawn = model(torch.rand(3, 1, 20, 20), each=torch.tensor([[0, 1], [2, 2], [9, 3]])).reconstruction
+    assert drawn.shape == (3, 2, 1, 20, 20)
+    assert torch.equal(drawn[1, 0], drawn[1, 1])
+    assert not torch.equal(drawn[0, 0], drawn[0, 1])

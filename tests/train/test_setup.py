@@ -83,7 +83,13 @@ def test_rare_classes_count_more():
 def test_several_labels_are_right_only_together():
     lengths = torch.tensor([[0.9, 0.8, 0.1], [0.9, 0.2, 0.1], [0.9, 0.8, 0.7]])
     targets = torch.tensor([[1.0, 1, 0]] * 3)
-    assert Classify.correct(lengths, targets).tolist() == [1, 0, 0]
+    assert Classify({}).correct(lengths, targets).tolist() == [1, 0, 0]
+
+
+def test_where_every_image_has_two_labels_the_two_longest_answer():
+    lengths = torch.tensor([[0.9, 0.8, 0.1], [0.3, 0.2, 0.1], [0.9, 0.7, 0.8]])
+    targets = torch.tensor([[1.0, 1, 0]] * 3)
+    assert Classify({}, labels_each=2).correct(lengths, targets).tolist() == [1, 1, 0]
 
 
 def test_multi_label_cnn_answers_class_by_class():

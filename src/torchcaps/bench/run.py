@@ -11,8 +11,8 @@ from rich.table import Table
 
 from torchcaps.bench import routing, step
 from torchcaps.bench.plot import figure_scaling
-from torchcaps.bench.timing import machine
 from torchcaps.explain.style import png_bytes
+from torchcaps.train.machine import machine
 
 FIGURES = {  # of a routing row: the name in the CSV file and in the table
     "backend": "backend",

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import platform
 import statistics
 import time
 from collections.abc import Callable
 
 import torch
-
-from torchcaps._version import __version__
 
 Call = Callable[[], object]
 
@@ -57,12 +54,6 @@ def extra_memory(call: Call, device: torch.device) -> int | None:
     call()
     torch.cuda.synchronize()
     return torch.cuda.max_memory_allocated() - before
-
-
-def machine(device: torch.device) -> str:
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU"
-    threads = f", {torch.get_num_threads()} threads" if device.type == "cpu" else ""
-    return f"{name}{threads}, torch {torch.__version__}, torchcaps {__version__}"
 
 
 def _seconds(call: Call, device: torch.device) -> float:

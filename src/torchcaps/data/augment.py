@@ -1,4 +1,4 @@
-"""Shifts, affine jitter, crops and flips of a whole batch, where the batch lives.
+"""Shifts, affine jitter, elastic bending, erasing, crops and flips of a whole batch, where the batch lives.
 
 Nothing here waits for the device or makes a shape depend on data, so a CUDA graph can hold it.
 """
@@ -13,6 +13,8 @@ from torch import Tensor
 
 from torchcaps.errors import UserError
 
+BEND = 7  # pixels between two knots of an elastic field: a quarter of a digit
+
 
 def augment(
     images_BCHW: Tensor,
@@ -22,6 +24,8 @@ def augment(
     rotate: float = 0.0,
     shear: float = 0.0,
     scale: float = 0.0,
+    elastic: float = 0.0,
+    erase: int = 0,
     crop: int = 0,
     flip: bool = False,
 ) -> Tensor:
@@ -33,22 +37,26 @@ def augment(
     rotate       up to so many degrees either way
     shear        x moves by up to so many times y
     scale        each axis grows or shrinks by up to this fraction
+    elastic      pixels move by a smooth random field of this standard deviation, in pixels
+    erase        a rectangle at a random place, its sides up to so many pixels, becomes black
     crop         side of a random window; 0 for the whole image
     flip         mirror half of the images left to right
     returns      (B, C, H, W), or (B, C, crop, crop)
     """
-    _check(images_BCHW, shift, rotate, shear, scale, crop)
+    _check(images_BCHW, shift=shift, rotate=rotate, shear=shear, scale=scale, elastic=elastic, erase=erase, crop=crop)
     height, width = images_BCHW.shape[2:]
     dice = _Dice(images_BCHW, generator)
     if not len(images_BCHW):
         pass  # the sampler refuses an empty batch; a crop below still gives it its shape
-    elif rotate or shear or scale:
-        images_BCHW = _affine(images_BCHW, dice, shift, rotate, shear, scale)
+    elif rotate or shear or scale or elastic:
+        images_BCHW = _warp(images_BCHW, dice, shift, rotate, shear, scale, elastic)
     elif shift:
         padded = F.pad(images_BCHW, (shift, shift, shift, shift))
         images_BCHW = _windows(padded, dice.integers(2 * shift), dice.integers(2 * shift), height, width)
     if crop and (crop, crop) != (height, width):
         images_BCHW = _windows(images_BCHW, dice.integers(height - crop), dice.integers(width - crop), crop, crop)
+    if erase and len(images_BCHW):
+        images_BCHW = _erase(images_BCHW, dice, erase)
     if flip:
         heads_B111 = dice.uniform(1.0)[:, None, None, None] < 0
         images_BCHW = torch.where(heads_B111, images_BCHW.flip(-1), images_BCHW)
@@ -82,6 +90,10 @@ class _Dice:
         unit_B = torch.rand(self.batch, generator=self.generator, device=self.source)
         return ((2 * unit_B - 1) * reach).to(self.target)
 
+    def normal(self, *shape: int) -> Tensor:
+        """(B, *shape)"""
+        return torch.randn(self.batch, *shape, generator=self.generator, device=self.source).to(self.target)
+
     def integers(self, highest: int) -> Tensor:
         """(B,) in 0..highest"""
         drawn_B = torch.randint(highest + 1, (self.batch,), generator=self.generator, device=self.source)
@@ -101,36 +113,63 @@ def _windows(images_BCHW: Tensor, top_B: Tensor, left_B: Tensor, height: int, wi
     return pixels_BCP.view(batch, channels, height, width)
 
 
+def _warp(
+    images_BCHW: Tensor, dice: _Dice, shift: int, rotate: float, shear: float, scale: float, elastic: float
+) -> Tensor:
+    """Scale, then shear, then rotate about the centre, then shift, then bend: one bilinear resampling of all."""
+    dtype = torch.promote_types(images_BCHW.dtype, torch.float32)  # half precision cannot name a pixel of a large image
+    inverse_B23 = _affine(images_BCHW, dice, shift, rotate, shear, scale).to(dtype)
+    grid_BHW2 = F.affine_grid(inverse_B23, list(images_BCHW.shape), align_corners=False)
+    if elastic:
+        grid_BHW2 = grid_BHW2 + _field(images_BCHW, dice, elastic).to(dtype)
+    moved = F.grid_sample(images_BCHW.to(dtype), grid_BHW2, mode="bilinear", padding_mode="zeros", align_corners=False)
+    return moved.to(images_BCHW.dtype)
+
+
 def _affine(images_BCHW: Tensor, dice: _Dice, shift: int, rotate: float, shear: float, scale: float) -> Tensor:
-    """Scale, then shear, then rotate about the centre, then shift: one bilinear resampling of all four."""
+    """(B, 2, 3), from a place in the result to its origin, in units of half the image, as the sampler wants it."""
     height, width = images_BCHW.shape[2:]
     angle_B = dice.uniform(math.radians(rotate))
     shear_B = dice.uniform(shear)
     grow_x_B, grow_y_B = 1 + dice.uniform(scale), 1 + dice.uniform(scale)
     move_x_B, move_y_B = dice.integers(2 * shift) - shift, dice.integers(2 * shift) - shift
-
-    # The sampler wants the inverse, from a place in the result to its origin, in units of half the image.
     cos_B, sin_B = angle_B.cos(), angle_B.sin()
     xx_B, xy_B = (cos_B + shear_B * sin_B) / grow_x_B, (sin_B - shear_B * cos_B) / grow_x_B
     yx_B, yy_B = -sin_B / grow_y_B, cos_B / grow_y_B
     x_B, y_B = -(xx_B * move_x_B + xy_B * move_y_B), -(yx_B * move_x_B + yy_B * move_y_B)
     across_B = torch.stack([xx_B, xy_B * (height / width), x_B * (2 / width)], dim=-1)
     down_B = torch.stack([yx_B * (width / height), yy_B, y_B * (2 / height)], dim=-1)
-
-    dtype = torch.promote_types(images_BCHW.dtype, torch.float32)  # half precision cannot name a pixel of a large image
-    inverse_B23 = torch.stack([across_B, down_B], dim=1).to(dtype)
-    grid_BHW2 = F.affine_grid(inverse_B23, list(images_BCHW.shape), align_corners=False)
-    moved = F.grid_sample(images_BCHW.to(dtype), grid_BHW2, mode="bilinear", padding_mode="zeros", align_corners=False)
-    return moved.to(images_BCHW.dtype)
+    return torch.stack([across_B, down_B], dim=1)
 
 
-def _check(images_BCHW: Tensor, shift: int, rotate: float, shear: float, scale: float, crop: int) -> None:
-    asked = {"shift": shift, "rotate": rotate, "shear": shear, "scale": scale, "crop": crop}
+def _field(images_BCHW: Tensor, dice: _Dice, elastic: float) -> Tensor:
+    """(B, H, W, 2) in units of half the image: normal draws about every BEND pixels, cubic curves between them."""
+    height, width = images_BCHW.shape[2:]
+    knots = (max(2, round(height / BEND)) + 1, max(2, round(width / BEND)) + 1)
+    bends_B2HW = F.interpolate(dice.normal(2, *knots), (height, width), mode="bicubic", align_corners=True)
+    x_BHW, y_BHW = (bends_B2HW * elastic).unbind(1)
+    return torch.stack([x_BHW * (2 / width), y_BHW * (2 / height)], dim=-1)
+
+
+def _erase(images_BCHW: Tensor, dice: _Dice, erase: int) -> Tensor:
+    height, width = images_BCHW.shape[2:]
+    rows_BH, columns_BW = (_between(dice, erase, side, images_BCHW.device) for side in (height, width))
+    return images_BCHW.masked_fill((rows_BH[:, :, None] & columns_BW[:, None, :])[:, None], 0)
+
+
+def _between(dice: _Dice, longest: int, side: int, device: torch.device) -> Tensor:
+    """(B, side): whether a pixel lies in a stretch of 0 to `longest` pixels, which begins anywhere."""
+    place = torch.arange(side, device=device)
+    start_B, length_B = dice.integers(side - 1), dice.integers(longest)
+    return (place >= start_B[:, None]) & (place < (start_B + length_B)[:, None])
+
+
+def _check(images_BCHW: Tensor, **asked: float) -> None:
     for name, amount in asked.items():
         if amount < 0:
             raise UserError(f"augmentation {name}={amount}: give 0 or more")
-    if scale >= 1:
-        raise UserError(f"augmentation scale={scale}: 0.1 is 10 % either way, so it must stay below 1")
+    if asked["scale"] >= 1:
+        raise UserError(f"augmentation scale={asked['scale']}: 0.1 is 10 % either way, so it must stay below 1")
     height, width = images_BCHW.shape[2:]
-    if crop > min(height, width):
-        raise UserError(f"augmentation crop={crop} does not fit into images of {height}×{width}")
+    if asked["crop"] > min(height, width):
+        raise UserError(f"augmentation crop={asked['crop']} does not fit into images of {height}×{width}")

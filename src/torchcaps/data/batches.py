@@ -4,12 +4,28 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchcaps.data.dataset import Dataset
 from torchcaps.errors import UserError
+
+
+class Batch(NamedTuple):
+    """What a step learns from.
+
+    images   (B, C, H, W)     float32 in [0, 1]
+    targets  (B,)             class ids, or (B, J) multi-hot
+    parts    (B, M, C, H, W)  where images are made of several, each of them by itself, to be reconstructed
+    labels   (B, M)           and its class
+    """
+
+    images: Tensor
+    targets: Tensor
+    parts: Tensor | None = None
+    labels: Tensor | None = None
 
 
 class Resident:
@@ -33,19 +49,15 @@ class Resident:
         """Where `take` wants its indices."""
         return self.images.device
 
-    def take(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """The batch at these positions.
-
-        indices  (B,)
-        returns  images (B, C, H, W) float32 in [0, 1], targets (B,) or (B, J)
-        """
+    def take(self, indices: Tensor, generator: torch.Generator | None = None) -> Batch:
+        """The batch at these positions (B,); the generator is for data that is made up on the way."""
         places = indices.to(self.device)
         if self.on_device:
             images = self.images[places]
         else:
             # the gathered copy is what travels, so it is the copy that is pinned
             images = self.images[indices].pin_memory().to(self.device, non_blocking=True)
-        return as_float(images), self.targets[places]
+        return Batch(as_float(images), self.targets[places])
 
 
 def batches(
@@ -70,7 +82,7 @@ def batches(
     order = epoch_order(len(dataset), seed, epoch) if shuffle else torch.arange(len(dataset))
     if resident.on_device:
         order = order.to(resident.device)  # once an epoch, not once a batch
-    return (resident.take(order[i * batch_size : (i + 1) * batch_size]) for i in range(start, count))
+    return (resident.take(order[i * batch_size : (i + 1) * batch_size])[:2] for i in range(start, count))
 
 
 def num_batches(images: int, batch_size: int, *, drop_last: bool = False) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -19,12 +19,14 @@ class Dataset:
     targets      (N,)          class ids, or (N, J) multi-hot float32 when an image may carry several labels
     class_names  J names
     files        N paths, where the images came from files
+    labels_each  how many labels every image carries, where that is known: the answer is then that many classes
     """
 
     images: Tensor
     targets: Tensor
     class_names: tuple[str, ...]
     files: tuple[str, ...] | None = None
+    labels_each: int | None = None
 
     def __post_init__(self) -> None:
         if self.images.dtype not in (torch.uint8, torch.float32) or self.images.ndim != 4:
@@ -64,11 +66,18 @@ class Dataset:
         indices  (M,)
         """
         files = None if self.files is None else tuple(self.files[i] for i in indices.tolist())
-        return Dataset(self.images[indices], self.targets[indices], self.class_names, files)
+        return replace(self, images=self.images[indices], targets=self.targets[indices], files=files)
 
     def class_counts(self) -> Tensor:
         """How many images carry each label: (J,)."""
         return count_classes(self.targets, self.num_classes)
+
+    def checksum(self) -> str:
+        """A text that changes with any image or target."""
+        digest = hashlib.blake2b(digest_size=16)
+        for tensor in (self.images, self.targets):
+            digest.update(tensor.contiguous().numpy().data)
+        return digest.hexdigest()
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,6 +98,19 @@ class Splits:
                 for tensor in (part.images, part.targets):
                     digest.update(tensor.contiguous().numpy().data)
         return digest.hexdigest()
+
+
+MNIST_TEST = "2143997eefd131325cb280268637e9f4"  # checksum of the original test digits
+
+
+def frozen(made: Dataset, digits: Dataset, checksum: str, name: str) -> Dataset:
+    """A test set that was made of digits: of those of MNIST it must be the one that all figures are about."""
+    if digits.checksum() == MNIST_TEST and made.checksum() != checksum:
+        raise UserError(
+            f"the {name} test set comes out different with PyTorch {torch.__version__} on this machine, so its "
+            "figures would not be comparable with others: try another version of PyTorch, and please report this"
+        )
+    return made
 
 
 def count_classes(targets: Tensor, num_classes: int) -> Tensor:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
+from torchcaps.data.affnist import affnist_like_splits, affnist_splits, expanded_splits
 from torchcaps.data.cifar import find_cifar10, read_cifar10
 from torchcaps.data.dataset import Dataset, Splits
 from torchcaps.data.download import REMOTES, dataset_folder, fetch
 from torchcaps.data.folder import load_folder
 from torchcaps.data.idx import read_idx_pair
 from torchcaps.data.images import check_channels, check_size, resize_images, set_channels
+from torchcaps.data.multimnist import MARGIN, multimnist_splits
 from torchcaps.data.split import HoldOut, divide
 from torchcaps.errors import UserError, did_you_mean
 
@@ -93,6 +96,37 @@ def _mnist_family(
     return _prepare(name, train, test, size, channels, plan)
 
 
+def _multimnist(path: Path | None, size: Size, channels: int | None, plan: HoldOut) -> Splits:
+    """Two overlapping MNIST digits of different classes, 36×36."""
+    return multimnist_splits(_mnist(path, _unpadded(size, 2 * MARGIN), channels, plan))
+
+
+def _multimnist_shift6(path: Path | None, size: Size, channels: int | None, plan: HoldOut) -> Splits:
+    """The same, moved by up to 6 pixels instead of 4, as in the authors' code."""
+    return multimnist_splits(_mnist(path, _unpadded(size, 2 * MARGIN), channels, plan), shift=6)
+
+
+def _unpadded(size: Size, padding: int) -> Size:
+    """The size of a digit when an image of this size is asked for."""
+    return None if size is None else (size[0] - padding, size[1] - padding)
+
+
+def _mnist_expanded(path: Path | None, size: Size, channels: int | None, plan: HoldOut) -> Splits:
+    """MNIST in 40×40: centred to train on, each digit at a place of its own to validate and test on."""
+    return _convert(expanded_splits(_mnist(path, None, None, plan)), size, channels)
+
+
+def _affnist_like(path: Path | None, size: Size, channels: int | None, plan: HoldOut) -> Splits:
+    """The same to train on; affine transformed digits to test on."""
+    return _convert(affnist_like_splits(_mnist(path, None, None, plan)), size, channels)
+
+
+def _affnist(path: Path | None, size: Size, channels: int | None, plan: HoldOut) -> Splits:
+    """The same to train on; the original affNIST file to test on: path is its test.mat, or the folder of it."""
+    mnist = _mnist(None, None, None, plan)
+    return _convert(affnist_splits(mnist, path or dataset_folder("affnist")), size, channels)
+
+
 def _cifar10(path: Path | None, size: Size, channels: int | None, plan: HoldOut) -> Splits:
     root = path or dataset_folder("cifar10")
     (remote,) = REMOTES["cifar10"]
@@ -113,6 +147,11 @@ SOURCES: dict[str, Callable[[Path | None, Size, int | None, HoldOut], Splits]] =
     "digits": _digits,
     "mnist": _mnist,
     "fashion-mnist": _fashion_mnist,
+    "multimnist": _multimnist,
+    "multimnist-shift6": _multimnist_shift6,
+    "mnist-expanded": _mnist_expanded,
+    "affnist-like": _affnist_like,
+    "affnist": _affnist,
     "cifar10": _cifar10,
     "folder": _folder,
 }
@@ -142,14 +181,16 @@ def _prepare(
     name: str, train: Dataset, test: Dataset | None, size: Size, channels: int | None, plan: HoldOut
 ) -> Splits:
     train, validation, test = divide(train, None, test, plan)
-    return Splits(
-        train=_converted(train, size, channels),
-        validation=None if validation is None else _converted(validation, size, channels),
-        test=None if test is None else _converted(test, size, channels),
-        source=name,
-    )
+    return _convert(Splits(train, validation, test, name), size, channels)
+
+
+def _convert(splits: Splits, size: Size, channels: int | None) -> Splits:
+    parts = (splits.train, splits.validation, splits.test)
+    train, validation, test = (None if part is None else _converted(part, size, channels) for part in parts)
+    assert train is not None
+    return Splits(train, validation, test, splits.source)
 
 
 def _converted(data: Dataset, size: Size, channels: int | None) -> Dataset:
     images = set_channels(data.images, channels)
-    return Dataset(resize_images(images, size or data.image_shape[1:]), data.targets, data.class_names, data.files)
+    return replace(data, images=resize_images(images, size or data.image_shape[1:]))

@@ -19,7 +19,7 @@ class Output(NamedTuple):
 
     lengths         (B, J)        how present each class is, in [0, 1]
     poses           (B, J, D)     the class capsules
-    reconstruction  (B, C, H, W)  the image as the chosen capsules describe it
+    reconstruction  (B, C, H, W)  the image as the chosen capsules describe it; (B, M, C, H, W): one for each
     logits          (B, J)        of models that end in a softmax: lengths are its probabilities
     """
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from torchcaps.capsules import Capsules
+from torchcaps.capsules import Capsules, as_capsules
 from torchcaps.errors import UserError
 from torchcaps.layers import ConvDecoder, Decoder, DenseCaps, PrimaryCaps, mask_capsules
 from torchcaps.models.base import ImageModel, Output
@@ -25,6 +25,7 @@ class CapsNet(ImageModel):
     class_dim, routing, iterations  of the class capsules
     variant  "paper": the text of the paper; "authors": their code, with biases inside routing, primary capsules divided
              by their number of types, and truncated normal initialisation
+    drop     share of the primary capsules that are silent in a training step, each time others
     leaky    one more place for each child's coupling to go, that no class gets
     decoder  "dense" (the paper's), "conv", "none", or "auto": dense up to 4,096 values an image
     """
@@ -46,6 +47,7 @@ class CapsNet(ImageModel):
         iterations: int = 3,
         variant: Literal["paper", "authors"] = "paper",
         leaky: bool = False,
+        drop: float = 0.0,
         decoder: Literal["auto", "dense", "conv", "none"] = "auto",
         hidden: Sequence[int] = (512, 1024),
         **about: Any,
@@ -53,6 +55,8 @@ class CapsNet(ImageModel):
         super().__init__(image_shape, num_classes, **about)
         if variant not in ("paper", "authors"):
             raise UserError(f"capsnet: variant must be 'paper' or 'authors', got {variant!r}")
+        if not 0 <= drop < 1:
+            raise UserError(f"capsnet: drop is a share of the capsules, from 0 up to (not including) 1, got {drop}")
         authors = variant == "authors"
         colours, *sides = self.image_shape
         self.grid = tuple((side + 4 * padding - kernel + 1 - primary_kernel) // stride + 1 for side in sides)
@@ -78,22 +82,38 @@ class CapsNet(ImageModel):
             leaky=leaky,
             std=0.1 if authors else None,
         )
+        self.drop = drop
         self.decoder = _make_decoder(decoder, num_classes, class_dim, self.image_shape, tuple(hidden))
         if authors:
             _initialise_as_authors(self)
 
-    def forward(self, images: Tensor, targets: Tensor | None = None) -> Output:
-        """images (B, C, H, W) in [0, 1]; targets choose what the decoder sees, else the longest capsule does."""
+    def forward(self, images: Tensor, targets: Tensor | None = None, *, each: Tensor | None = None) -> Output:
+        """images (B, C, H, W) in [0, 1]; targets choose what the decoder sees, else the longest capsule does.
+
+        each  (B, M) class ids: every one of them is reconstructed by itself, (B, M, C, H, W)
+        """
         parents = self.classes(self.children_of(images))
-        return Output(parents.activation, parents.pose, self.reconstruct(parents, targets))
+        drawn = self.reconstruct(parents, targets) if each is None else self.reconstruct_each(parents, each)
+        return Output(parents.activation, parents.pose, drawn)
 
     def children_of(self, images: Tensor) -> Capsules:
         """The primary capsules (B, I, K); I counts types, then rows, then columns of `grid`."""
-        return self.primary(functional.relu(self.conv(self.normalise(images))))
+        children = self.primary(functional.relu(self.conv(self.normalise(images))))
+        if self.training and self.drop:
+            kept_BI = functional.dropout(torch.ones_like(children.pose[..., 0]), self.drop)
+            children = Capsules(children.pose * kept_BI[..., None])
+        return children
 
     def reconstruct(self, capsules: Capsules | Tensor, targets: Tensor | None = None) -> Tensor | None:
         """The image (B, C, H, W) that the chosen class capsules (B, J, D) describe."""
         return None if self.decoder is None else self.decoder(mask_capsules(capsules, targets))
+
+    def reconstruct_each(self, capsules: Capsules | Tensor, classes_BM: Tensor) -> Tensor | None:
+        """An image for each of the classes (B, M), as its capsule alone describes it: (B, M, C, H, W)."""
+        M = classes_BM.shape[1]
+        poses = as_capsules(capsules).pose.repeat_interleave(M, dim=0)
+        drawn = self.reconstruct(poses, classes_BM.flatten())
+        return None if drawn is None else drawn.unflatten(0, (-1, M))
 
 
 def capsnet(image_shape: Sequence[int] = (1, 28, 28), num_classes: int = 10, **options: Any) -> CapsNet:

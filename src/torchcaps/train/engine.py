@@ -12,12 +12,12 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor
 
-from torchcaps.data import Dataset, Resident, augment, batches, centre_crop, epoch_order, num_batches
+from torchcaps.data import Batch, Dataset, Resident, augment, batches, centre_crop, epoch_order, num_batches, resident
 from torchcaps.errors import UserError
 from torchcaps.losses import combine
 from torchcaps.models import ImageModel
 from torchcaps.train.checkpoint import State
-from torchcaps.train.recipe import Recipe
+from torchcaps.train.recipe import Recipe, TrainSection
 from torchcaps.train.schedule import learning_rate
 from torchcaps.train.step import Recorded, compiled, tuned
 from torchcaps.train.tasks import Classify
@@ -49,8 +49,8 @@ def train(
 ) -> None:
     """Train until the recipe's last epoch, from wherever the state is."""
     settings, clip = recipe.train, recipe.optim.clip
-    data = Resident(train_data, fabric.device)
-    steps_per_epoch = num_batches(len(data), settings.batch_size)
+    data = resident(train_data, fabric.device)
+    steps_per_epoch = num_batches(len(data) * settings.repeat, settings.batch_size)
     total_steps = settings.epochs * steps_per_epoch
     model, optimizer = fabric.setup(state.model, state.optimizer)
     totals = Totals(fabric.device)
@@ -58,18 +58,19 @@ def train(
     # With one process Fabric's wrapper adds nothing to the forward pass but what breaks a compiled graph in pieces.
     network = state.model if fabric.world_size == 1 else model
 
-    def measure(images: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+    def measure(batch: Batch) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+        images, targets, parts, labels = batch
         with fabric.autocast():
-            output = network(images, targets)
-        terms = task.terms(output, images, targets)
+            output = network(images, targets) if labels is None else network(images, targets, each=labels)
+        terms = task.terms(output, images if parts is None else parts, targets)
         loss = combine(terms, task.weights, task.example_weights(targets))
         return loss, terms, task.correct(output.lengths, targets)
 
     def step(indices: Tensor, measure: Callable[..., Any] = measure) -> None:
-        images, targets = data.take(indices)
-        images = augment(images, state.generator, **recipe.augment.model_dump())
+        batch = data.take(indices, state.generator)
+        images = augment(batch.images, state.generator, **recipe.augment.model_dump())
         optimizer.zero_grad()
-        loss, terms, correct = measure(images, targets)
+        loss, terms, correct = measure(batch._replace(images=images))
         fabric.backward(loss)
         if clip is not None:
             fabric.clip_gradients(model, optimizer, max_norm=clip, error_if_nonfinite=False)
@@ -80,10 +81,11 @@ def train(
     if settings.fast and data.on_device and fabric.device.type == "cuda":
         take_step = Recorded(partial(step, measure=compiled(measure)), step, settings.batch_size, state.generator)
     with tuned(fabric.device, tensor_cores=settings.precision != "fp32"):
-        while state.epoch < settings.epochs:
+        while not finished(state, settings):
             model.train()
             totals.start(state.totals)
-            order = epoch_order(len(data), settings.seed, state.epoch).to(data.home)
+            passes = range(state.epoch * settings.repeat, (state.epoch + 1) * settings.repeat)
+            order = torch.cat([epoch_order(len(data), settings.seed, each) for each in passes]).to(data.home)
             started = time.perf_counter()
             for batch in range(state.batch, steps_per_epoch):
                 set_learning_rate(state.optimizer, learning_rate(state.step, total_steps, recipe.optim))
@@ -116,6 +118,12 @@ def train(
                 line |= {"val_loss": result.loss, "val_accuracy": result.accuracy}
             state.history.append(line)
             watcher.epoch(state, line)
+
+
+def finished(state: State, settings: TrainSection) -> bool:
+    """Whether the last epoch is over, or the validation accuracy that was asked for is reached."""
+    reached = state.history[-1].get("val_accuracy", 0.0) if state.history else 0.0
+    return state.epoch >= settings.epochs or (settings.stop_at is not None and reached >= settings.stop_at)
 
 
 class Result(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,15 +19,7 @@ from torchcaps.train.tasks import Classify
 
 def evaluate_model(model: ImageModel, data: str | None = None) -> dict[str, Any]:
     """Accuracy, error, loss and n on the model's own test set, or on `data`: an image folder, a CSV, or a name."""
-    settings, name = _settings(model, data)
-    splits = load_data(**settings)
-    dataset = splits.test if splits.test is not None else splits.train
-    if data is None and splits.test is None:
-        raise UserError("this model's data has no test set: give one with --data")
-    known = model.trained_by.get("fingerprint")
-    if data is None and known is not None and known != splits.fingerprint():
-        warnings.warn("the data has changed since training: its test split may hold images trained on", stacklevel=2)
-    dataset = _in_model_order(dataset, model)
+    dataset, name = images_to_test_on(model, data)
     task = Classify.for_model(model, dataset, LossSection())
     result = engine.evaluate(model, dataset, task)
     return {
@@ -36,6 +29,19 @@ def evaluate_model(model: ImageModel, data: str | None = None) -> dict[str, Any]
         "loss": result.loss,
         "n": len(dataset),
     }
+
+
+def images_to_test_on(model: ImageModel, data: str | None = None) -> tuple[Dataset, str]:
+    """The model's own test set, or `data`, with targets numbered as the model numbers its classes; and its name."""
+    settings, name = _settings(model, data)
+    splits = load_data(**settings)
+    dataset = splits.test if splits.test is not None else splits.train
+    if data is None and splits.test is None:
+        raise UserError("this model's data has no test set: give one with --data")
+    known = model.trained_by.get("fingerprint")
+    if data is None and known is not None and known != splits.fingerprint():
+        warnings.warn("the data has changed since training: its test split may hold images trained on", stacklevel=3)
+    return _in_model_order(dataset, model), name
 
 
 def _settings(model: ImageModel, data: str | None) -> tuple[dict[str, Any], str]:
@@ -56,7 +62,7 @@ def _in_model_order(dataset: Dataset, model: ImageModel) -> Dataset:
     """The same images with targets numbered as the model numbers its classes, multi-hot if it finds several."""
     if model.trained_by.get("multi_label") and not dataset.multi_label:
         hot = multi_hot(dataset.targets, dataset.num_classes)
-        dataset = Dataset(dataset.images, hot, dataset.class_names, dataset.files)
+        dataset = replace(dataset, targets=hot)
     if dataset.class_names == model.class_names:
         return dataset
     unknown = sorted(set(dataset.class_names) - set(model.class_names))
@@ -71,4 +77,4 @@ def _in_model_order(dataset: Dataset, model: ImageModel) -> Dataset:
         targets[:, places] = dataset.targets
     else:
         targets = places[dataset.targets]
-    return Dataset(dataset.images, targets, model.class_names, dataset.files)
+    return replace(dataset, targets=targets, class_names=model.class_names)

@@ -36,6 +36,8 @@ class AugmentSection(Section):
     rotate: float = Field(0.0, ge=0)  # degrees
     shear: float = Field(0.0, ge=0)
     scale: float = Field(0.0, ge=0, lt=1)
+    elastic: float = Field(0.0, ge=0)  # pixels
+    erase: int = Field(0, ge=0)  # pixels
     crop: int = Field(0, ge=0)  # side of a random crop; the centre is cut out at test time
     flip: bool = False
 
@@ -76,17 +78,33 @@ class OptimSection(Section):
 
 class TrainSection(Section):
     epochs: int = Field(10, ge=1)
+    repeat: int = Field(1, ge=1)  # passes over the images that make an epoch: more than one where there are few
+    stop_at: float | None = Field(None, gt=0, le=1)  # validation accuracy that ends the run
     batch_size: int = Field(128, ge=1)
     seed: int = Field(0, ge=0)
     precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 convolutions on CUDA, fp32 elsewhere
     ema: float = Field(0.0, ge=0, lt=1)  # decay of the averaged weights; 0: none
     fast: bool = True  # on CUDA, record the step as a CUDA graph
+    read_test: bool = True  # no: the test set stays unread, while settings are still being chosen
     select: Literal["last", "best"] = "last"  # the weights that are kept: the last, or the best on validation
+
+
+class ClaimSection(Section):
+    """What `torchcaps reproduce` found for this recipe, and what it is measured against, all in percent."""
+
+    result: str  # in words, for the table
+    measure: Literal["error", "accuracy"] = "error"
+    mean: float | None = None  # over the seeds; None: not measured yet
+    paper: float | None = None
+    open: float | None = None  # the best open reproduction known
+    note: str = ""
 
 
 class Recipe(Section):
     name: str
     description: str = ""
+    claim: ClaimSection | None = None
+    also: tuple[str, ...] = ()  # further data sets to measure the final model on
     data: DataSection = DataSection()
     augment: AugmentSection = AugmentSection()
     model: ModelSection = ModelSection()
@@ -151,7 +169,7 @@ def _explain(problem: Any) -> str:
     if problem["type"] == "extra_forbidden":
         section: Any = Recipe
         for part in where[:-1]:
-            section = section.model_fields[part].annotation
+            section = ClaimSection if part == "claim" else section.model_fields[part].annotation
         return f"{'.'.join(where)} is not a setting: {did_you_mean(where[-1], section.model_fields)}"
     return f"{'.'.join(where)}: {problem['msg'].lower()}, got {problem['input']!r}"
 

@@ -16,6 +16,8 @@ from torchcaps.errors import UserError
 from torchcaps.models import ImageModel, load, save
 from torchcaps.train import engine
 from torchcaps.train.checkpoint import State, load_checkpoint, save_checkpoint
+from torchcaps.train.evaluate import evaluate_model
+from torchcaps.train.machine import machine
 from torchcaps.train.recipe import Recipe, load_recipe
 from torchcaps.train.report import write_report
 from torchcaps.train.setup import make_state, seeded
@@ -45,12 +47,15 @@ def resume_run(
 
 
 def _run(recipe: Recipe, folder: Path, device: str, console: Console, resume: bool) -> Path:
+    started = datetime.now().astimezone()
     fabric = engine.make_fabric(device, recipe.train.precision)
-    if fabric.device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(fabric.device)
     splits = load_data(**recipe.data.model_dump())
+    if recipe.train.stop_at is not None and splits.validation is None:
+        raise UserError("train.stop_at is an accuracy on validation images: hold some out with data.validation")
     with seeded(recipe.train.seed, fabric.device):
         state, task = make_state(recipe, splits.train, fabric.device)
+        if fabric.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(fabric.device)
         last = folder / "checkpoints" / "last.safetensors"
         state.data = splits.fingerprint()
         if resume:
@@ -59,12 +64,12 @@ def _run(recipe: Recipe, folder: Path, device: str, console: Console, resume: bo
                 raise UserError(
                     f"the data of {folder} has changed since it began: its test images may have been trained on"
                 )
-            if state.epoch >= recipe.train.epochs and (folder / "summary.json").is_file():
+            if engine.finished(state, recipe.train) and (folder / "summary.json").is_file():
                 raise UserError(f"{folder} has finished its {state.epoch} epochs: add more with --epochs")
         _prepare_folder(folder, recipe)
         (folder / "summary.json").unlink(missing_ok=True)  # of the run before it was extended
         _announce(recipe, splits, state.model, fabric.device, console)
-        steps = num_batches(len(splits.train), recipe.train.batch_size)
+        steps = num_batches(len(splits.train) * recipe.train.repeat, recipe.train.batch_size)
         watcher = RunWatcher(folder, recipe.train.epochs, steps, console)
         try:
             with watcher.watching(state):
@@ -77,7 +82,7 @@ def _run(recipe: Recipe, folder: Path, device: str, console: Console, resume: bo
                 soft_wrap=True,
             )
             raise
-    _finish(folder, recipe, splits, state, task, _peak_memory(fabric.device), console)
+    _finish(folder, recipe, splits, state, task, started, _peak_memory(fabric.device), console)
     return folder
 
 
@@ -113,7 +118,14 @@ def _announce(recipe: Recipe, splits: Splits, model: ImageModel, device: torch.d
 
 
 def _finish(
-    folder: Path, recipe: Recipe, splits: Splits, state: State, task: Classify, peak: int | None, console: Console
+    folder: Path,
+    recipe: Recipe,
+    splits: Splits,
+    state: State,
+    task: Classify,
+    started: datetime,
+    peak: int | None,
+    console: Console,
 ) -> None:
     """Keep the chosen weights, look at the test set (once), write the summary and the report."""
     model = state.final
@@ -126,10 +138,12 @@ def _finish(
         "seed": recipe.train.seed,
         "data": recipe.data.model_dump(mode="json"),
         "multi_label": splits.train.multi_label,
+        "labels_each": splits.train.labels_each,
         "fingerprint": state.data,
     }
     save(model, folder / "model")
-    measured = {name: getattr(splits, name) for name in ("validation", "test") if getattr(splits, name) is not None}
+    parts = {"validation": splits.validation, "test": splits.test if recipe.train.read_test else None}
+    measured = {name: part for name, part in parts.items() if part is not None}
     results = {name: engine.evaluate(model, part, task) for name, part in measured.items()}
     summary = {
         "recipe": recipe.name,
@@ -138,16 +152,19 @@ def _finish(
         "model": recipe.model.name,
         "parameters": model.parameter_count(),
         "device": str(model.device),
+        "machine": machine(model.device),
         "epochs": state.epoch,
         "steps": state.step,
         "train_n": len(splits.train),
         "train_seconds": round(state.seconds, 3),
-        "images_per_second": round(state.epoch * len(splits.train) / state.seconds, 1),
+        "images_per_second": round(state.epoch * recipe.train.repeat * len(splits.train) / state.seconds, 1),
         "val_accuracy": results["validation"].accuracy if "validation" in results else None,
-        "val_n": len(splits.validation) if splits.validation is not None else 0,
+        "val_n": len(measured["validation"]) if "validation" in measured else 0,
         "test_accuracy": results["test"].accuracy if "test" in results else None,
-        "test_n": len(splits.test) if splits.test is not None else 0,
+        "test_n": len(measured["test"]) if "test" in measured else 0,
+        "also": {name: evaluate_model(model, name)["accuracy"] for name in recipe.also} if "test" in measured else {},
         "peak_memory_mib": peak,
+        "started": started.isoformat(timespec="seconds"),
         "finished": datetime.now().astimezone().isoformat(timespec="seconds"),
     }
     shown = "test" if "test" in results else "validation" if "validation" in results else None

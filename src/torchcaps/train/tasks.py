@@ -23,6 +23,7 @@ class Classify:
 
     weights: dict[str, float]  # of the loss terms
     class_weights_J: Tensor | None = None
+    labels_each: int | None = None  # how many classes every image has, where that is known
 
     @staticmethod
     def for_model(model: ImageModel, train: Dataset, section: LossSection) -> Classify:
@@ -43,7 +44,7 @@ class Classify:
         weights = {name: weight for name, weight in weights.items() if weight}
         if not weights:
             raise UserError("loss: every weight is 0, so there is nothing to learn")
-        return Classify(weights, class_weights(train) if section.class_weights else None)
+        return Classify(weights, class_weights(train) if section.class_weights else None, train.labels_each)
 
     def terms(self, output: Output, images: Tensor, targets: Tensor) -> dict[str, Tensor]:
         """Each loss that has a weight, one value per example."""
@@ -65,9 +66,11 @@ class Classify:
             return weights_J[targets]
         return (targets * weights_J).sum(-1) / targets.sum(-1).clamp_min(1)
 
-    @staticmethod
-    def correct(lengths: Tensor, targets: Tensor) -> Tensor:
-        """(B,) 1 where the answer is right; for several labels, where exactly the right classes are found."""
+    def correct(self, lengths: Tensor, targets: Tensor) -> Tensor:
+        """(B,) 1 where the answer is right; for several labels, where exactly the right classes are found: the longest,
+        if it is known how many there are, else those longer than PRESENT."""
         if targets.ndim == 1:
             return (lengths.argmax(-1) == targets).float()
+        if self.labels_each is not None:
+            return targets.gather(1, lengths.topk(self.labels_each).indices).all(-1).float()
         return ((lengths >= PRESENT) == (targets > 0)).all(-1).float()

@@ -19,6 +19,7 @@ from torchcaps.train.checkpoint import State, save_checkpoint
 from torchcaps.train.engine import Totals
 
 REFRESH = 0.5  # seconds between two looks at the metrics: each makes an accelerator wait
+SAVE_EVERY = 15.0  # seconds between two checkpoints at least: epochs on a GPU may take less than writing one does
 
 
 class Quiet:
@@ -37,7 +38,8 @@ class RunWatcher:
 
     metrics.jsonl                  one line for each epoch
     tensorboard/                   the same as curves
-    checkpoints/last.safetensors   the state after each epoch, or when the run was interrupted
+    checkpoints/last.safetensors   the state after the last epoch, after one every SAVE_EVERY seconds, and when the
+                                   run was interrupted
     checkpoints/best/              the model that was best on validation
     """
 
@@ -45,7 +47,8 @@ class RunWatcher:
         self.folder, self.epochs, self.console = folder, epochs, console
         self._steps = steps_per_epoch
         self._stop = False
-        self._next_look = 0.0
+        self._next_look = self._next_save = 0.0
+        self._saved = 0
         self._progress = Progress(
             TextColumn("epoch {task.fields[epoch]}"),
             BarColumn(),
@@ -78,6 +81,7 @@ class RunWatcher:
         with self._signals(), self._progress:
             try:
                 yield
+                self._save(state)
             finally:
                 self._board.close()
 
@@ -109,7 +113,8 @@ class RunWatcher:
             best = self.folder / "checkpoints" / "best"
             best.mkdir(parents=True, exist_ok=True)
             write_model(state.final, best)
-        save_checkpoint(state, self.folder / "checkpoints" / "last.safetensors")
+        if time.perf_counter() >= self._next_save:
+            self._save(state)
         seen = f"  val {line['val_accuracy']:.2%}" if "val_accuracy" in line else ""
         self.console.print(
             f"epoch {int(line['epoch']):>3}/{self.epochs}  loss {line['train_loss']:.4f}  "
@@ -119,6 +124,11 @@ class RunWatcher:
 
     def stopping(self) -> bool:
         return self._stop
+
+    def _save(self, state: State) -> None:
+        if self._saved != state.step:
+            save_checkpoint(state, self.folder / "checkpoints" / "last.safetensors")
+        self._saved, self._next_save = state.step, time.perf_counter() + SAVE_EVERY
 
     def _write_history(self, state: State) -> None:
         # What an interrupted run had written after its last checkpoint is not part of the run that goes on.

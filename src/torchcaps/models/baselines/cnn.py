@@ -54,8 +54,8 @@ class CNN(ImageModel):
             width = wider
         self.layers = nn.Sequential(*layers, nn.Linear(width, num_classes))
 
-    def forward(self, images: Tensor, targets: Tensor | None = None) -> Output:
-        """images (B, C, H, W) in [0, 1]; targets are accepted, and unused, so that all models are called alike."""
+    def forward(self, images: Tensor, targets: Tensor | None = None, *, each: Tensor | None = None) -> Output:
+        """images (B, C, H, W) in [0, 1]; the rest is accepted, and unused, so that all models are called alike."""
         logits = at_least_float32(self.layers(self.normalise(images)))
         return Output(logits.sigmoid() if self.multi_label else logits.softmax(-1), logits=logits)
 

@@ -1,0 +1,240 @@
+"""A recipe's result: trained for several seeds, side by side on one GPU, and put into a table.
+
+Each seed is a run of `torchcaps train` in a process and a folder of its own. Finished runs are not trained again, and
+interrupted ones go on where they were, so the same command can be given until it is through.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from rich.console import Console
+
+from torchcaps.errors import UserError
+from torchcaps.train.recipe import Recipe, list_recipes, load_recipe
+
+SIDE_BY_SIDE = 4  # runs at a time on one GPU: a CapsNet's kernels leave a third of an H200 idle
+MARKS = re.compile(r"(<!-- results(?: of (\S+))? -->\n).*?(<!-- end of results -->)", re.DOTALL)
+HEAD = ("result", "paper", "best open", "ours", "on", "by")
+
+
+class Job(NamedTuple):
+    """One seed of one recipe."""
+
+    recipe: Recipe
+    seed: int
+    folder: Path
+
+    @property
+    def done(self) -> bool:
+        return (self.folder / "summary.json").is_file()
+
+    @property
+    def log(self) -> Path:
+        return self.folder.with_suffix(".log")
+
+    def command(self, device: str, overrides: Sequence[str]) -> list[str]:
+        train = [sys.executable, "-m", "torchcaps", "train", "--device", device]
+        if (self.folder / "checkpoints" / "last.safetensors").is_file():
+            return [*train, "--resume", str(self.folder)]
+        if self.folder.exists():  # it was stopped before its first checkpoint
+            shutil.rmtree(self.folder)
+        settings = [*overrides, f"train.seed={self.seed}"]
+        if self.recipe.data.limit is not None:
+            settings.append(f"data.split_seed={self.seed}")  # of few images, each seed gets others
+        return [*train, self.recipe.name, *(f"--set={each}" for each in settings), "--out", str(self.folder)]
+
+
+def reproduce(
+    names: Sequence[str],
+    seeds: int,
+    *,
+    out: Path,
+    runs: Path,
+    device: str = "auto",
+    side_by_side: int | None = None,
+    overrides: list[str] | tuple[str, ...] = (),
+    console: Console | None = None,
+) -> list[dict[str, Any]]:
+    """Train each recipe with seeds 0 … seeds-1; write `out/<recipe>.json` and the table of all in `out.md`."""
+    console = console or Console(quiet=True)
+    recipes = [load_recipe(name, overrides) for name in names or claimed()]
+    for recipe in recipes:
+        if recipe.claim is None:
+            raise UserError(
+                f"{recipe.name} claims no result: `reproduce` is for recipes that do, {', '.join(claimed())}"
+            )
+    jobs = [Job(recipe, seed, runs / f"{recipe.name}-{seed}") for recipe in recipes for seed in range(seeds)]
+    cuda = torch.cuda.is_available() and device in ("auto", "cuda", "gpu")
+    at_once = side_by_side or (SIDE_BY_SIDE if cuda else 1)
+    failed = _run_all([job for job in jobs if not job.done], at_once, cuda, device, overrides, console)
+    results = []
+    for recipe in recipes:
+        finished = [job for job in jobs if job.recipe is recipe and job.done]
+        if finished:
+            results.append(_write(out, recipe, finished, overrides))
+    write_table(out)
+    if failed:
+        raise UserError(
+            f"{len(failed)} of {len(jobs)} runs failed; their logs: {', '.join(str(job.log) for job in failed[:3])}. "
+            "The same command goes on with them"
+        )
+    return results
+
+
+def claimed() -> list[str]:
+    """The recipes that claim a result."""
+    return [name for name in list_recipes() if load_recipe(name).claim is not None]
+
+
+def _run_all(
+    jobs: list[Job], at_once: int, cuda: bool, device: str, overrides: Sequence[str], console: Console
+) -> list[Job]:
+    """Run them, `at_once` at a time; returns those that failed."""
+    waiting, running, failed = list(jobs), dict[Job, subprocess.Popen[bytes]](), list[Job]()
+    with _shared_gpu(cuda and min(at_once, len(jobs)) > 1) as environment:
+        try:
+            while waiting or running:
+                while waiting and len(running) < at_once:
+                    job = waiting.pop(0)
+                    job.folder.parent.mkdir(parents=True, exist_ok=True)
+                    with job.log.open("ab") as log:
+                        running[job] = subprocess.Popen(
+                            job.command(device, overrides), stdout=log, stderr=subprocess.STDOUT, env=environment
+                        )
+                for job in [job for job, process in running.items() if process.poll() is not None]:
+                    running.pop(job)
+                    if not job.done:
+                        failed.append(job)
+                    console.print(f"{job.recipe.name}, seed {job.seed}: {_told(job)}", highlight=False, markup=False)
+                time.sleep(0.2)
+        finally:
+            for process in running.values():  # each saves its state and stops
+                process.terminate()
+            for process in running.values():
+                process.wait()
+    return failed
+
+
+def _told(job: Job) -> str:
+    if not job.done:
+        text = job.log.read_text(encoding="utf-8", errors="replace").strip()
+        return f"failed: {text.splitlines()[-1] if text else 'no message'}"
+    summary = json.loads((job.folder / "summary.json").read_text(encoding="utf-8"))
+    return f"{_measured(job.recipe, summary['test_accuracy']):.2f} % {job.recipe.claim.measure}"  # type: ignore[union-attr]
+
+
+@contextmanager
+def _shared_gpu(wanted: bool) -> Iterator[dict[str, str]]:
+    """The environment for processes that share a GPU: under NVIDIA's multi-process service, where there is one, their
+    kernels run at the same time instead of by turns."""
+    control = shutil.which("nvidia-cuda-mps-control")
+    if not wanted or control is None or "CUDA_MPS_PIPE_DIRECTORY" in os.environ:
+        yield dict(os.environ)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {**os.environ, "CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
+        started = subprocess.run([control, "-d"], env=environment, capture_output=True).returncode == 0
+        try:
+            yield environment if started else dict(os.environ)
+        finally:
+            if started:
+                subprocess.run([control], input=b"quit\n", env=environment, capture_output=True)
+
+
+def _write(out: Path, recipe: Recipe, jobs: list[Job], overrides: Sequence[str]) -> dict[str, Any]:
+    """One recipe's result over its seeds, written to `out/<recipe>.json`."""
+    claim = recipe.claim
+    assert claim is not None
+    summaries = [json.loads((job.folder / "summary.json").read_text(encoding="utf-8")) for job in jobs]
+    values = [_measured(recipe, summary["test_accuracy"]) for summary in summaries]
+    also = {name: [100 * summary["also"][name] for summary in summaries] for name in recipe.also}
+    asked = "".join(f" --set {each}" for each in overrides)
+    result = {
+        "recipe": recipe.name,
+        "result": claim.result,
+        "measure": claim.measure,
+        **_spread(values),
+        "values": {job.seed: round(value, 4) for job, value in zip(jobs, values)},
+        "test_n": summaries[0]["test_n"],
+        "also": {name: _spread(accuracies) for name, accuracies in also.items()},
+        "parameters": summaries[0]["parameters"],
+        "epochs": [summary["epochs"] for summary in summaries],
+        "seconds": round(_busy([(summary["started"], summary["finished"]) for summary in summaries])),
+        "machine": summaries[0]["machine"],
+        "command": f"torchcaps reproduce {recipe.name} --seeds {len(jobs)}{asked}",
+        "paper": claim.paper,
+        "open": claim.open,
+        "note": claim.note,
+    }
+    out.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(result, indent=2, ensure_ascii=False) + "\n"
+    (out / f"{recipe.name}.json").write_text(text, encoding="utf-8")
+    return result
+
+
+def _measured(recipe: Recipe, accuracy: float) -> float:
+    """In percent, as the recipe claims it."""
+    assert recipe.claim is not None
+    return 100 * (1 - accuracy if recipe.claim.measure == "error" else accuracy)
+
+
+def _spread(values: list[float]) -> dict[str, Any]:
+    std = statistics.stdev(values) if len(values) > 1 else None
+    return {"n": len(values), "mean": round(statistics.mean(values), 4), "std": None if std is None else round(std, 4)}
+
+
+def _busy(spans: list[tuple[str, str]]) -> float:
+    """Seconds during which at least one of the runs ran."""
+    total, until = 0.0, -math.inf
+    for start, end in sorted(
+        (datetime.fromisoformat(a).timestamp(), datetime.fromisoformat(b).timestamp()) for a, b in spans
+    ):
+        total += max(0.0, end - max(start, until))
+        until = max(until, end)
+    return total
+
+
+def write_table(out: Path) -> Path:
+    """Fill the marks in `out.md` from all files in `out`; the page is made if it is not there."""
+    page = out.with_suffix(".md")
+    if not page.is_file():
+        page.write_text("# Results\n\n<!-- results -->\n<!-- end of results -->\n", encoding="utf-8")
+    fill_results(page, out)
+    return page
+
+
+def fill_results(page: Path, folder: Path) -> None:
+    """Put the results of a folder between the marks of a page: <!-- results --> or <!-- results of A,B,… -->."""
+    found = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))}
+
+    def table(match: re.Match[str]) -> str:
+        names = match[2].split(",") if match[2] else list(found)
+        rows = [HEAD, ("---",) * len(HEAD), *(_row(found[name]) for name in names if name in found)]
+        return match[1] + "".join(f"| {' | '.join(row)} |\n" for row in rows) + match[3]
+
+    page.write_text(MARKS.sub(table, page.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def _row(result: dict[str, Any]) -> tuple[str, ...]:
+    spread = f" ± {result['std']:.2f}" if result["std"] is not None else ""
+    ours = f"**{result['mean']:.2f}**{spread} (n = {result['n']})"
+    also = "".join(f"; {name} {each['mean']:.2f}" for name, each in result["also"].items())
+    device = result["machine"].split(",")[0]
+    shown = ["–" if value is None else f"{value:g}" for value in (result["paper"], result["open"])]
+    return (result["result"], *shown, ours + also, f"{device}, {result['seconds']} s", f"`{result['command']}`")
