@@ -17,6 +17,7 @@ import torchcaps
 from torchcaps import explain
 from torchcaps.bench.plot import figure_scaling
 from torchcaps.data import load_data
+from torchcaps.train.reproduce import fill_results
 
 ROOT = Path(__file__).parent.parent
 PICTURES = ROOT / "docs" / "pictures"
@@ -45,6 +46,7 @@ def main() -> None:
     save("scaling", figure_scaling(read_rows("benchmarks/results/h200.csv")))
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
         fill_tables(page)
+        fill_results(page, ROOT / "docs" / "results")
 
 
 def fill_tables(page: Path) -> None:
@@ -55,7 +57,8 @@ def fill_tables(page: Path) -> None:
         for condition in filter(None, (match[3] or "").split(",")):
             column, value = condition.split("=")
             rows = [row for row in rows if row[column] == value.replace("_", " ")]
-        head = match[4].split(",") if match[4] else list(rows[0])
+        columns = {name.replace(" ", "_"): name for name in rows[0]}
+        head = [columns[name] for name in match[4].split(",")] if match[4] else list(rows[0])
         lines = [head, ["---"] * len(head), *([row[column] for column in head] for row in rows)]
         return match[1] + "".join(f"| {' | '.join(line)} |\n" for line in lines) + match[5]
 

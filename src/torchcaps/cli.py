@@ -84,6 +84,7 @@ def train(
 def evaluate(
     model: Model,
     data: Annotated[str | None, typer.Option(help="An image folder or CSV, or a data set's name.")] = None,
+    views: Annotated[bool, typer.Option("--views", help="Answer by the mean over nine slightly moved views.")] = False,
     suite: Annotated[
         str | None,
         typer.Option(help="Change the images: affine, corruption, adversarial, equivariance, scrambled or crowding."),
@@ -106,7 +107,7 @@ def evaluate(
         return
     if against or out_:
         raise UserError("--against and --out go with --suite")
-    figures = evaluate_model(torchcaps.load(model, _device(device)), data)
+    figures = evaluate_model(torchcaps.load(model, _device(device)), data, views=views)
     if as_json:
         print(json.dumps({"model": model, **figures}))
         return

@@ -12,7 +12,7 @@ from torchcaps.errors import UserError
 from torchcaps.models import load
 from torchcaps.train import engine, run
 from torchcaps.train.checkpoint import load_checkpoint, save_checkpoint
-from torchcaps.train.evaluate import evaluate_model
+from torchcaps.train.evaluate import evaluate_model, evaluate_together
 from torchcaps.train.recipe import load_recipe
 from torchcaps.train.setup import make_state, seeded
 from torchcaps.train.watch import Quiet, RunWatcher
@@ -330,3 +330,30 @@ def test_pairs_are_learned_with_each_digit_reconstructed(tmp_path, monkeypatch):
     assert drawn.shape == (3, 2, 1, 20, 20)
     assert torch.equal(drawn[1, 0], drawn[1, 1])
     assert not torch.equal(drawn[0, 0], drawn[0, 1])
+
+
+def test_nine_views_are_the_image_and_its_neighbours():
+    image = torch.arange(12.0).view(1, 1, 3, 4)
+    views = engine.moved(image)
+    assert len({tuple(view.flatten().tolist()) for view in views}) == 9
+    assert torch.equal(views[4], image)
+    assert torch.equal(views[0], torch.tensor([[[[0.0, 0, 0, 0], [0, 0, 1, 2], [0, 4, 5, 6]]]]))
+
+
+def test_answers_by_views_and_together_are_means_of_lengths():
+    data = load_data("digits", image_size=12, validation=40, test=40).test
+    models = []
+    for seed in (0, 1):
+        state, task, _ = _start(tiny(f"train.seed={seed}"))
+        state.model.trained_by = {"data": tiny().data.model_dump()}
+        models.append(state.model.eval())
+    by_views = engine.evaluate(models[0], data, task, views=True)
+    with torch.no_grad():
+        images = models[0].prepare(data.images)
+        by_hand = torch.stack([models[0](view).lengths for view in engine.moved(images)]).mean(0)
+        both = (models[0](images).lengths + models[1](images).lengths) / 2
+    torch.testing.assert_close(by_views.lengths, by_hand)
+    assert by_views.accuracy == pytest.approx((by_hand.argmax(1) == data.targets).float().mean().item())
+    together = evaluate_together(models)
+    assert together["accuracy"] == pytest.approx((both.argmax(1) == data.targets).float().mean().item())
+    assert together["n"] == 40

@@ -3,9 +3,10 @@
 import itertools
 
 import pytest
+import torch
 
 from torchcaps.errors import UserError
-from torchcaps.models import list_models
+from torchcaps.models import create_model, list_models
 from torchcaps.train.recipe import OptimSection, list_recipes, load_recipe, make_recipe
 from torchcaps.train.schedule import learning_rate
 
@@ -19,7 +20,7 @@ def test_shipped_recipe_is_valid_and_described(name):
 
 
 def test_written_recipe_reads_back_the_same(tmp_path):
-    recipe = load_recipe("cifar10", ["train.epochs=3", "model.types=4"])
+    recipe = load_recipe("cifar10-paper", ["train.epochs=3", "model.types=4"])
     path = tmp_path / "again.yaml"
     path.write_text(recipe.to_yaml())
     assert load_recipe(str(path)) == recipe
@@ -111,3 +112,16 @@ def test_learning_rate_never_rises_after_warm_up():
         section = OptimSection(schedule=schedule, warmup_steps=5)
         rates = [learning_rate(step, 50, section) for step in range(5, 50)]
         assert all(later <= earlier for earlier, later in itertools.pairwise(rates)), schedule
+
+
+@pytest.mark.parametrize("name", [name for name in list_recipes() if name.endswith("-cnn")])
+def test_a_cnn_has_as_many_parameters_as_the_capsnet_it_is_compared_with(name):
+    sides = {"multimnist": (1, 36, 36), "affnist": (1, 40, 40), "cifar10": (3, 24, 24)}
+    shape = sides.get(name.split("-")[0], (1, 28, 28))
+    other = {"multimnist-cnn": "multimnist", "cifar10-cnn": "cifar10-paper", "mnist-cnn": "mnist-paper"}
+    counts = []
+    for each in (name, other.get(name, name.removesuffix("-cnn"))):
+        section = load_recipe(each).model
+        with torch.device("meta"):
+            counts.append(create_model(section.name, image_shape=shape, **section.options).parameter_count())
+    assert counts[0] == pytest.approx(counts[1], rel=0.01)

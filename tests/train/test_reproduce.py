@@ -13,7 +13,7 @@ from torchcaps.train.reproduce import Job, fill_results, reproduce, write_table
 
 TINY = [
     *("data.image_size=12", "data.validation=40", "model.channels=4", "model.types=2", "model.hidden=[16]"),
-    *("train.epochs=1", "train.batch_size=256"),
+    *("train.epochs=1", "train.batch_size=256", "claim.ensemble=true", "claim.views=true"),
 ]
 
 
@@ -39,6 +39,8 @@ def test_seeds_are_trained_measured_and_put_into_a_table(tmp_path):
     assert first["mean"] == pytest.approx(sum(accuracies) / 2, abs=1e-3)
     assert first["std"] == pytest.approx(abs(accuracies[0] - accuracies[1]) / 2**0.5, abs=1e-3)
     assert (first["n"], first["test_n"]) == (2, 359)
+    assert first["also"]["with nine views"]["n"] == 2
+    assert first["also"]["2 together"]["n"] == 1
     assert json.loads((tmp_path / "results" / "digits.json").read_text())["mean"] == first["mean"]
     assert f"**{first['mean']:.2f}**" in (tmp_path / "results.md").read_text()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,11 +18,14 @@ from torchcaps.train.recipe import LossSection
 from torchcaps.train.tasks import Classify
 
 
-def evaluate_model(model: ImageModel, data: str | None = None) -> dict[str, Any]:
-    """Accuracy, error, loss and n on the model's own test set, or on `data`: an image folder, a CSV, or a name."""
+def evaluate_model(model: ImageModel, data: str | None = None, *, views: bool = False) -> dict[str, Any]:
+    """Accuracy, error, loss and n on the model's own test set, or on `data`: an image folder, a CSV, or a name.
+
+    views  answer by the mean over nine slightly moved views of each image
+    """
     dataset, name = images_to_test_on(model, data)
     task = Classify.for_model(model, dataset, LossSection())
-    result = engine.evaluate(model, dataset, task)
+    result = engine.evaluate(model, dataset, task, views)
     return {
         "data": name,
         "accuracy": result.accuracy,
@@ -29,6 +33,15 @@ def evaluate_model(model: ImageModel, data: str | None = None) -> dict[str, Any]
         "loss": result.loss,
         "n": len(dataset),
     }
+
+
+def evaluate_together(models: Sequence[ImageModel]) -> dict[str, Any]:
+    """The same for several models of one kind that answer together, by the mean of their lengths."""
+    dataset, name = images_to_test_on(models[0])
+    task = Classify.for_model(models[0], dataset, LossSection())
+    lengths = torch.stack([engine.evaluate(model, dataset, task).lengths for model in models]).mean(0)
+    accuracy = task.correct(lengths, dataset.targets).mean().item()
+    return {"data": name, "accuracy": accuracy, "error": 1 - accuracy, "n": len(dataset)}
 
 
 def images_to_test_on(model: ImageModel, data: str | None = None) -> tuple[Dataset, str]:

@@ -98,6 +98,8 @@ class ClaimSection(Section):
     paper: float | None = None
     open: float | None = None  # the best open reproduction known
     note: str = ""
+    ensemble: bool = False  # also measure all seeds together, by the mean of their lengths
+    views: bool = False  # also measure each with nine slightly moved views of every image
 
 
 class Recipe(Section):

@@ -26,6 +26,8 @@ import torch
 from rich.console import Console
 
 from torchcaps.errors import UserError
+from torchcaps.models import load
+from torchcaps.train.evaluate import evaluate_model, evaluate_together
 from torchcaps.train.recipe import Recipe, list_recipes, load_recipe
 
 SIDE_BY_SIDE = 4  # runs at a time on one GPU: a CapsNet's kernels leave a third of an H200 idle
@@ -87,7 +89,7 @@ def reproduce(
     for recipe in recipes:
         finished = [job for job in jobs if job.recipe is recipe and job.done]
         if finished:
-            results.append(_write(out, recipe, finished, overrides))
+            results.append(_write(out, recipe, finished, overrides, "cuda" if cuda else "cpu"))
     write_table(out)
     if failed:
         raise UserError(
@@ -157,13 +159,19 @@ def _shared_gpu(wanted: bool) -> Iterator[dict[str, str]]:
                 subprocess.run([control], input=b"quit\n", env=environment, capture_output=True)
 
 
-def _write(out: Path, recipe: Recipe, jobs: list[Job], overrides: Sequence[str]) -> dict[str, Any]:
+def _write(out: Path, recipe: Recipe, jobs: list[Job], overrides: Sequence[str], place: str) -> dict[str, Any]:
     """One recipe's result over its seeds, written to `out/<recipe>.json`."""
     claim = recipe.claim
     assert claim is not None
     summaries = [json.loads((job.folder / "summary.json").read_text(encoding="utf-8")) for job in jobs]
     values = [_measured(recipe, summary["test_accuracy"]) for summary in summaries]
-    also = {name: [100 * summary["also"][name] for summary in summaries] for name in recipe.also}
+    also = {f"{name}, accuracy": [100 * summary["also"][name] for summary in summaries] for name in recipe.also}
+    models = [load(job.folder, place) for job in jobs] if claim.views or claim.ensemble else []
+    if claim.views:
+        accuracies = [evaluate_model(model, views=True)["accuracy"] for model in models]
+        also["with nine views"] = [_measured(recipe, accuracy) for accuracy in accuracies]
+    if claim.ensemble:
+        also[f"{len(models)} together"] = [_measured(recipe, evaluate_together(models)["accuracy"])]
     asked = "".join(f" --set {each}" for each in overrides)
     result = {
         "recipe": recipe.name,
@@ -172,7 +180,7 @@ def _write(out: Path, recipe: Recipe, jobs: list[Job], overrides: Sequence[str])
         **_spread(values),
         "values": {job.seed: round(value, 4) for job, value in zip(jobs, values)},
         "test_n": summaries[0]["test_n"],
-        "also": {name: _spread(accuracies) for name, accuracies in also.items()},
+        "also": {name: _spread(figures) for name, figures in also.items()},
         "parameters": summaries[0]["parameters"],
         "epochs": [summary["epochs"] for summary in summaries],
         "seconds": round(_busy([(summary["started"], summary["finished"]) for summary in summaries])),
