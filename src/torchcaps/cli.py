@@ -247,7 +247,7 @@ def bench(
 def list_() -> None:
     """List recipes, models, data sets and shipped weights."""
     from torchcaps.data import SOURCES
-    from torchcaps.layers.dense import ROUTINGS
+    from torchcaps.layers.routings import ROUTINGS
     from torchcaps.models import list_models, shipped_models
     from torchcaps.train.recipe import list_recipes, load_recipe
 

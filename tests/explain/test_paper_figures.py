@@ -10,19 +10,14 @@ from torchcaps.capsules import Capsules
 from torchcaps.data import Batch
 from torchcaps.errors import UserError
 from torchcaps.explain import SWEEP, png_bytes
-from torchcaps.explain.paper import (
+from torchcaps.explain.paper import CouplingMaps, Examples, coupling_maps, digit_examples, pair_examples, perturbations
+from torchcaps.explain.paper_figures import (
     LIGHTS,
-    CouplingMaps,
-    Examples,
-    coupling_maps,
-    digit_examples,
     figure_coupling_maps,
     figure_digit_examples,
     figure_pair_examples,
     figure_perturbations,
     overlay,
-    pair_examples,
-    perturbations,
 )
 from torchcaps.models import CapsNet, create_model
 
@@ -167,6 +162,8 @@ def test_figure_5_marks_predictions_and_absent_classes(channels, colours):
     labels = [axes.get_title() for axes in figure.axes if axes.get_title()]
     assert labels[:2] == ["R:(2, 0)\nL:(2, 0)", "R:(0, 1)\nL:(0, 1)"]
     assert labels[2:] == ["R:(0, 1)\nL:(0, 1)", "R:P:(2, 1)\nL:(0, 1)", "*R:(2, 3)\nL:(2, 0)"]
+    lefts = [axes.get_position().x0 for axes in figure.axes]
+    assert lefts[:3] == pytest.approx([lefts[3 + 2 * column] for column in (0, 2, 4)], abs=0.01)  # headings first
     first, second = LIGHTS[colours]
     below = f"The first class of R is {first}, the second {second}. Mistakes: 2 in 4 pairs, 1 shown."
     assert below in [text.replace("\n", " ") for text in words(figure)]

@@ -11,7 +11,7 @@ from torch import nn
 from torchcaps import testing
 from torchcaps.capsules import Capsules
 from torchcaps.layers import DenseCaps
-from torchcaps.layers.dense import ROUTINGS
+from torchcaps.layers.routings import ROUTINGS
 from torchcaps.ops import dynamic_routing
 
 CHILDREN = torch.randn(3, 6, 4, generator=torch.Generator().manual_seed(1))

@@ -3,6 +3,13 @@
 from torchcaps.explain.charts import figure_confusion, figure_curves, figure_lengths, figure_mistakes
 from torchcaps.explain.figures import figure_reconstructions, figure_routing, figure_sweep
 from torchcaps.explain.mistakes import confusion_matrix, precision_recall, predicted_classes, worst_mistakes
+from torchcaps.explain.paper import coupling_maps, digit_examples, pair_examples, perturbations
+from torchcaps.explain.paper_figures import (
+    figure_coupling_maps,
+    figure_digit_examples,
+    figure_pair_examples,
+    figure_perturbations,
+)
 from torchcaps.explain.reconstruct import Reconstructions, reconstructions
 from torchcaps.explain.routing import coupling_entropy, maps_on_image, routing_couplings, routing_maps
 from torchcaps.explain.style import png_bytes
@@ -13,14 +20,22 @@ __all__ = [
     "Reconstructions",
     "confusion_matrix",
     "coupling_entropy",
+    "coupling_maps",
+    "digit_examples",
     "figure_confusion",
+    "figure_coupling_maps",
     "figure_curves",
+    "figure_digit_examples",
     "figure_lengths",
     "figure_mistakes",
+    "figure_pair_examples",
+    "figure_perturbations",
     "figure_reconstructions",
     "figure_routing",
     "figure_sweep",
     "maps_on_image",
+    "pair_examples",
+    "perturbations",
     "png_bytes",
     "precision_recall",
     "predicted_classes",

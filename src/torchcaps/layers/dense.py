@@ -3,47 +3,21 @@
 from __future__ import annotations
 
 import math
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules, as_capsules
 from torchcaps.errors import UserError, did_you_mean
-from torchcaps.ops import dynamic_routing
-
-
-class Routing(Protocol):
-    """What `DenseCaps` expects of a routing: children and weight in, parents and (when asked for) couplings out."""
-
-    def __call__(
-        self, u: Tensor, weight: Tensor, iterations: int, bias: Tensor | None, leaky: bool, couplings: bool
-    ) -> tuple[Tensor, Tensor | None]: ...
-
-
-def _dynamic(
-    u: Tensor, weight: Tensor, iterations: int, bias: Tensor | None, leaky: bool, couplings: bool
-) -> tuple[Tensor, Tensor | None]:
-    if couplings:
-        return dynamic_routing(u, weight, iterations, bias=bias, leaky=leaky, return_couplings=True)
-    return dynamic_routing(u, weight, iterations, bias=bias, leaky=leaky), None
-
-
-def _uniform(
-    u: Tensor, weight: Tensor, iterations: int, bias: Tensor | None, leaky: bool, couplings: bool
-) -> tuple[Tensor, Tensor | None]:
-    """No routing: every child counts for every parent alike, which is the first iteration of dynamic routing."""
-    return _dynamic(u, weight, 1, bias, leaky, couplings)
-
-
-ROUTINGS: dict[str, Routing] = {"dynamic": _dynamic, "uniform": _uniform}
+from torchcaps.layers.routings import ROUTINGS
 
 
 class DenseCaps(nn.Module):
     """Every child votes for every parent with a matrix of its own; routing decides whose votes count.
 
     in_capsules, in_dim    I children of K dimensions
-    out_capsules, out_dim  J parents of D dimensions
+    out_capsules, out_dim  J parents of D dimensions; of matrix capsules both are the P·P of a pose
+    routing                a name in ROUTINGS
     bias                   a learned (J, D) inside routing, 0.1 at first, as in the authors' code
     leaky                  children that fit no parent may keep part of their coupling to themselves
     std                    of the initial weight; by default such that parents start with a length of about a half
@@ -72,15 +46,27 @@ class DenseCaps(nn.Module):
             raise UserError(f"DenseCaps: iterations must be at least 1, got {iterations}")
         if min(in_capsules, in_dim, out_capsules, out_dim) < 1:
             raise UserError(f"DenseCaps: sizes must be positive: {in_capsules}×{in_dim} → {out_capsules}×{out_dim}")
+        kind = ROUTINGS[routing]
+        side = math.isqrt(in_dim)
+        if kind.matrix and not side * side == in_dim == out_dim:
+            raise UserError(
+                f"DenseCaps: {routing} routes matrices: in_dim and out_dim must be the same square number, such as 16, "
+                f"got {in_dim} and {out_dim}"
+            )
+        if not kind.biased and (bias or leaky):
+            raise UserError(f"DenseCaps: {routing} takes no bias and does not leak: leave bias and leaky away")
         self.in_capsules, self.in_dim = in_capsules, in_dim
         self.out_capsules, self.out_dim = out_capsules, out_dim
         self.routing, self.iterations, self.leaky = routing, iterations, leaky
         if std is None:
             # With couplings 1/J, children of length a half and random matrices, |s| = std · √(I·D) / (2J): ask for 1.
             std = 2 * out_capsules / math.sqrt(in_capsules * out_dim)
-        self.weight = nn.Parameter(torch.empty(in_capsules, out_capsules, out_dim, in_dim))
+        shape = (side, side) if kind.matrix else (out_dim, in_dim)
+        self.weight = nn.Parameter(torch.empty(in_capsules, out_capsules, *shape))
         nn.init.trunc_normal_(self.weight, std=std, a=-2 * std, b=2 * std)
         self.bias = nn.Parameter(torch.full((out_capsules, out_dim), 0.1)) if bias else None
+        for name, values in kind.learns(in_capsules, out_capsules, out_dim).items():
+            self.register_parameter(name, nn.Parameter(values))
 
     def forward(
         self, children: Capsules | Tensor, *, return_couplings: bool = False
@@ -92,14 +78,15 @@ class DenseCaps(nn.Module):
         self, children: Capsules | Tensor, iterations: int, couplings: bool = False
     ) -> tuple[Capsules, Tensor | None]:
         """The forward pass with another number of iterations: couplings (B, I, J) are those of the last one."""
-        u = as_capsules(children).pose
+        children = as_capsules(children)
+        u = children.pose
         if u.ndim != 3 or u.shape[1:] != (self.in_capsules, self.in_dim):
             raise ValueError(
                 f"DenseCaps({self.extra_repr()}): expected a pose of shape (B, {self.in_capsules}, {self.in_dim}), "
                 f"got {tuple(u.shape)}; set in_capsules and in_dim to what the layer below gives"
             )
-        poses, coupled = ROUTINGS[self.routing](u, self.weight, iterations, self.bias, self.leaky, couplings)
-        return Capsules(poses), coupled
+        weights = dict(self.named_parameters(recurse=False))
+        return ROUTINGS[self.routing].route(children, weights, iterations, self.leaky, couplings)
 
     def extra_repr(self) -> str:
         return (

@@ -1,9 +1,13 @@
-"""A finished run as weights that come with the package: half the size, with a card that says how they were made."""
+"""A finished run as weights that come with the package: half the size, with a card that says how they were made.
+
+python -m torchcaps.train.ship RUN NAME SHELF
+"""
 
 from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -56,3 +60,8 @@ def _commit() -> str:
         return asked.stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
+
+
+if __name__ == "__main__":
+    run, name, shelf = sys.argv[1:]
+    print((Path(shelf) / name), f"error {ship(Path(run), name, Path(shelf))['error']:.4%}")
