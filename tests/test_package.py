@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 import torchcaps
+from torchcaps.data.smallnorb import FILES
 from torchcaps.train import run
 from torchcaps.train.recipe import list_recipes, load_recipe
 
@@ -42,7 +43,8 @@ def small_data_sets(tmp_path, monkeypatch):
         folder = tmp_path / name
         folder.mkdir()
         for part, count in (("train", 60), ("t10k", 20)):
-            images = generator.integers(0, 256, (count, 28, 28), dtype=np.uint8)
+            ink = generator.integers(0, 256, (count, 20, 20), dtype=np.uint8)
+            images = np.pad(ink, ((0, 0), (4, 4), (4, 4)))
             write_idx(folder / f"{part}-images-idx3-ubyte.gz", images)
             write_idx(folder / f"{part}-labels-idx1-ubyte.gz", np.arange(count, dtype=np.uint8) % 10)
     folder = tmp_path / "cifar10" / "cifar-10-batches-bin"
@@ -56,18 +58,35 @@ def small_data_sets(tmp_path, monkeypatch):
             (tmp_path / "folder" / kind).mkdir(parents=True, exist_ok=True)
             pixels = generator.integers(0, 256, (30, 40, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(tmp_path / "folder" / kind / f"{index}.png")
+    write_smallnorb(tmp_path / "smallnorb", generator)
     monkeypatch.setenv("TORCHCAPS_DATA", str(tmp_path))
+    monkeypatch.setattr("torchcaps.data.multimnist.TEST_PAIRS", 20)
+    monkeypatch.setattr("torchcaps.data.multimnist.VALIDATION_PAIRS", 20)
     return tmp_path
+
+
+def write_smallnorb(folder, generator):
+    folder.mkdir()
+    for names, toy in ((FILES[:3], 8), (FILES[3:], 5)):
+        images = generator.integers(0, 256, (20, 2, 96, 96), dtype=np.uint8)
+        labels, info = np.arange(20, dtype="<i4") % 5, np.array([(toy, 0, 0, 0)] * 20, dtype="<i4")
+        for name, array, magic in zip(names, (images, labels, info), (0x1E3D4C55, 0x1E3D4C54, 0x1E3D4C54)):
+            sizes = (*array.shape, 1, 1)[: max(3, array.ndim)]
+            header = np.array([magic, array.ndim, *sizes], dtype="<i4").tobytes()
+            (folder / name).write_bytes(header + array.tobytes())
 
 
 @pytest.mark.parametrize("name", list_recipes())
 def test_every_recipe_runs_for_two_steps(name, small_data_sets, tmp_path):
     recipe = load_recipe(name)
-    overrides = ["train.epochs=1", "train.batch_size=2", "data.limit=4", "data.validation=10", "data.test=10"]
+    overrides = ["train.epochs=1", "train.batch_size=2", "train.repeat=1"]
+    overrides += ["data.limit=4", "data.validation=10", "data.test=10"]
     if recipe.data.source == "folder":
         overrides += [f"data.path={small_data_sets / 'folder'}", "data.validation=2", "data.test=2"]
-    if name == "cifar10":
-        overrides.append("model.channels=16")  # 43 million multiplications an image less
+    if recipe.model.name == "matched_cnn":
+        overrides.append("model.parameters=100000")
+    elif recipe.model.name in ("capsnet", "em_capsnet", "em_capsnet_large"):
+        overrides.append("model.channels=8")  # most of the multiplications are there
     folder = run.start_run(load_recipe(name, overrides), out=tmp_path / "run", device="cpu")
     assert (folder / "summary.json").is_file()
     assert torchcaps.load(folder).parameter_count() > 0

@@ -23,6 +23,20 @@ def margin_loss(
     return (there * too_short + down_weight * (1 - there) * too_long).sum(-1)
 
 
+def spread_loss(activations: Tensor, targets: Tensor, margin: float | Tensor = 0.9) -> Tensor:
+    """The right class should be more active than each other one by a margin (Hinton et al. 2018), summed over those.
+
+    activations  (B, J)
+    targets      (B,) class ids
+    margin       0.2 at first, then up to 0.9: so that few capsules die early
+    returns      (B,)
+    """
+    check_batch("spread_loss", activations, targets)
+    right = activations.gather(1, targets[:, None])
+    short = functional.relu(margin - (right - activations)).square()
+    return short.sum(-1) - short.gather(1, targets[:, None])[:, 0]
+
+
 def reconstruction_loss(reconstruction: Tensor, images: Tensor) -> Tensor:
     """The squared error, summed over all pixels and channels of an image (not averaged).
 

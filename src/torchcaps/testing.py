@@ -93,16 +93,19 @@ def assert_lengths_bounded(routing: Routing, u: Tensor, weight: Tensor | None = 
         assert longest <= limit, f"a pose is {longest:.6g} long with the children scaled by {scale:g}: more than 1"
 
 
-def assert_finite_gradients(routing: Routing, u: Tensor, weight: Tensor | None = None) -> None:
+def assert_finite_gradients(
+    routing: Routing, u: Tensor, weight: Tensor | None = None, *, largest: float | None = None
+) -> None:
     """No NaN or infinity, forward or backward, for children that are zero, all equal, huge or tiny.
 
-    Huge: the largest whose squares u's dtype can hold. Tiny: those whose squares it just can, and just cannot.
+    Huge: `largest`, or the largest whose squares u's dtype can hold. Tiny: those whose squares it just can, and just
+    cannot.
     """
     limits = torch.finfo(u.dtype)
     cases = {
         "zero": torch.zeros_like(u),
         "equal": torch.ones_like(u),
-        "huge": u.sign() * (0.97 * limits.max**0.5),
+        "huge": u.sign() * (largest or 0.97 * limits.max**0.5),
         "tiny": u.sign() * limits.tiny**0.5,
         "vanishing": u.sign() * limits.tiny**0.75,
     }

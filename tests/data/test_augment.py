@@ -126,3 +126,63 @@ def test_erase_blackens_one_rectangle_at_most_so_large():
         assert side.sum(1).max() == 5
     assert (~black.flatten(1).any(1)).any()  # and some stay whole
     assert black[:, 0].any(0).all()  # it may lie anywhere
+
+
+def test_brightness_adds_one_number_to_a_whole_image():
+    images = 0.3 + 0.4 * torch.rand(2000, 2, 5, 6, generator=seeded())
+    added = augment(images, seeded(1), brightness=0.25) - images
+    shifts = added[:, 0, 0, 0]
+    torch.testing.assert_close(added, shifts[:, None, None, None].expand_as(added))
+    assert (-0.25 <= shifts.min() < -0.24, 0.24 < shifts.max() <= 0.25) == (True, True)
+    assert shifts.mean().abs() < 0.02
+
+
+def test_contrast_stretches_about_the_mean_of_the_image():
+    images = 0.4 + 0.2 * torch.rand(2000, 2, 5, 6, generator=seeded())
+    images[:, 1] += 0.1  # both channels by the same factor about the same mean
+    changed = augment(images, seeded(1), contrast=0.5)
+    mean = images.mean((1, 2, 3), keepdim=True)
+    torch.testing.assert_close(changed.mean((1, 2, 3), keepdim=True), mean)
+    factors = (changed - mean).square().mean((1, 2, 3), keepdim=True).sqrt() / images.std(
+        (1, 2, 3), False, keepdim=True
+    )
+    torch.testing.assert_close(changed, mean + (images - mean) * factors)
+    assert (0.5 <= factors.min() < 0.52, 1.48 < factors.max() < 1.5001) == (True, True)
+
+
+@settings(deadline=None)
+@given(
+    seed=st.integers(0, 1000),
+    batch=st.integers(0, 3),
+    brightness=st.floats(0, 2),
+    contrast=st.floats(0, 1),
+    dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16]),
+)
+def test_lighting_stays_between_black_and_white(seed, batch, brightness, contrast, dtype):
+    images = torch.rand(batch, 2, 7, 5, generator=seeded(seed)).to(dtype)
+    result = augment(images, seeded(seed), brightness=brightness, contrast=contrast)
+    assert (result.shape, result.dtype) == (images.shape, dtype)
+    assert ((result >= 0) & (result <= 1)).all()
+    assert torch.equal(result, augment(images, seeded(seed), brightness=brightness, contrast=contrast))
+
+
+def test_lighting_sees_the_crop_and_leaves_what_is_erased_black():
+    images = torch.full((50, 1, 12, 12), 0.4)
+    images[..., 4:8, 4:8] = 0.6
+    cropped = augment(images, seeded(), crop=5)
+    assert len(cropped.mean((1, 2, 3)).unique()) > 5
+    changed = augment(images, seeded(), crop=5, contrast=0.4)
+    assert not torch.equal(changed, cropped)
+    torch.testing.assert_close(changed.mean((1, 2, 3)), cropped.mean((1, 2, 3)))
+    erased = augment(torch.full((500, 1, 9, 9), 0.5), seeded(), erase=9, brightness=0.2)
+    assert (erased == 0).any()
+    assert ((erased == 0) | (erased >= 0.3)).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"brightness": -0.1}, "brightness=-0.1"), ({"contrast": -1}, "contrast=-1"), ({"contrast": 1.5}, "not exceed 1")],
+)
+def test_impossible_lighting_is_refused(options, message):
+    with pytest.raises(UserError, match=message):
+        augment(dot(), **options)

@@ -111,4 +111,5 @@ def test_a_mistake_is_answered_with_what_to_do(arguments, message):
 
 def test_the_sources_are_those_that_recipes_name():
     made = {"multimnist", "multimnist-shift6", "mnist-expanded", "affnist-like", "affnist"}
+    made |= {"smallnorb"} | {f"smallnorb-{by}{kind}" for by in ("azimuth", "elevation") for kind in ("", "-familiar")}
     assert set(SOURCES) == {"digits", "mnist", "fashion-mnist", "cifar10", "folder"} | made

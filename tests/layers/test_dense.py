@@ -38,13 +38,15 @@ def test_takes_and_returns_capsules_or_a_plain_pose():
 
 @pytest.mark.parametrize("routing", sorted(ROUTINGS))
 def test_any_routing_by_name(routing):
-    layer = DenseCaps(6, 4, 3, 5, routing=routing, bias=True)
+    kind = ROUTINGS[routing]
+    layer = DenseCaps(6, 4, 3, 4 if kind.matrix else 5, routing=routing, bias=kind.biased)
     by_weight = testing.routing_of(layer, return_couplings=True)
     testing.assert_children_permute(by_weight, CHILDREN, layer.weight)
     testing.assert_couplings_normalised(by_weight, CHILDREN, layer.weight)
     testing.assert_batch_independent(layer, CHILDREN)
-    testing.assert_lengths_bounded(layer, CHILDREN)
-    testing.assert_finite_gradients(layer, CHILDREN)
+    if kind.squashed:
+        testing.assert_lengths_bounded(layer, CHILDREN)
+    testing.assert_finite_gradients(layer, CHILDREN, largest=1e4 if kind.matrix else None)
     testing.assert_gradcheck(layer, CHILDREN)
 
 

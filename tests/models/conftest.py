@@ -5,12 +5,22 @@ from __future__ import annotations
 import pytest
 import torch
 
-from torchcaps.losses import combine, cross_entropy, margin_loss, reconstruction_loss
+from torchcaps.losses import combine, cross_entropy, margin_loss, reconstruction_loss, spread_loss
 from torchcaps.models import create_model, list_models
 
 SMALLEST = {  # a model that is not named here is tried at its default size
     "capsnet": {"image_shape": (1, 18, 18)},
     "capsnet_small": {"image_shape": (1, 14, 14)},
+    "em_capsnet": {
+        "image_shape": (1, 13, 13),
+        "channels": 8,
+        "primary": 2,
+        "first": 3,
+        "second": 4,
+        "batch_norm": False,
+        "inverse_temperature": (0.1, 0.1),
+    },
+    "em_capsnet_large": {"image_shape": (1, 13, 13), "first": 4, "second": 4, "inverse_temperature": (0.1, 0.1)},
     "baseline_cnn": {"image_shape": (1, 6, 6)},
     "matched_cnn": {"image_shape": (1, 12, 12), "parameters": 50_000},
 }
@@ -33,6 +43,8 @@ def loss_of():
         out = model(images, targets)
         if out.logits is not None:
             return cross_entropy(out.logits, targets).mean()
+        if model.objective == "spread":
+            return spread_loss(out.lengths, targets).mean()
         terms = {"margin": margin_loss(out.lengths, targets)}
         terms["reconstruction"] = reconstruction_loss(out.reconstruction, images)
         return combine(terms, {"margin": 1.0, "reconstruction": 0.0005})

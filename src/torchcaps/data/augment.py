@@ -1,4 +1,4 @@
-"""Shifts, affine jitter, elastic bending, erasing, crops and flips of a whole batch, where the batch lives.
+"""Shifts, affine jitter, elastic bending, erasing, crops, flips and lighting of a whole batch, where the batch lives.
 
 Nothing here waits for the device or makes a shape depend on data, so a CUDA graph can hold it.
 """
@@ -28,6 +28,8 @@ def augment(
     erase: int = 0,
     crop: int = 0,
     flip: bool = False,
+    brightness: float = 0.0,
+    contrast: float = 0.0,
 ) -> Tensor:
     """Each image changed a little at random; the same tensor when nothing is asked for.
 
@@ -41,9 +43,12 @@ def augment(
     erase        a rectangle at a random place, its sides up to so many pixels, becomes black
     crop         side of a random window; 0 for the whole image
     flip         mirror half of the images left to right
+    brightness   up to so much is added to a whole image, or taken away; what then lies outside [0, 1] is clipped
+    contrast     distances from an image's mean grow or shrink by up to this fraction; clipped, too
     returns      (B, C, H, W), or (B, C, crop, crop)
     """
-    _check(images_BCHW, shift=shift, rotate=rotate, shear=shear, scale=scale, elastic=elastic, erase=erase, crop=crop)
+    moves = {"shift": shift, "rotate": rotate, "shear": shear, "scale": scale, "elastic": elastic}
+    _check(images_BCHW, **moves, erase=erase, crop=crop, brightness=brightness, contrast=contrast)
     height, width = images_BCHW.shape[2:]
     dice = _Dice(images_BCHW, generator)
     if not len(images_BCHW):
@@ -55,6 +60,8 @@ def augment(
         images_BCHW = _windows(padded, dice.integers(2 * shift), dice.integers(2 * shift), height, width)
     if crop and (crop, crop) != (height, width):
         images_BCHW = _windows(images_BCHW, dice.integers(height - crop), dice.integers(width - crop), crop, crop)
+    if brightness or contrast:  # of what is seen: after the crop, but an erased rectangle stays black
+        images_BCHW = _relight(images_BCHW, dice, brightness, contrast)
     if erase and len(images_BCHW):
         images_BCHW = _erase(images_BCHW, dice, erase)
     if flip:
@@ -151,6 +158,16 @@ def _field(images_BCHW: Tensor, dice: _Dice, elastic: float) -> Tensor:
     return torch.stack([x_BHW * (2 / width), y_BHW * (2 / height)], dim=-1)
 
 
+def _relight(images_BCHW: Tensor, dice: _Dice, brightness: float, contrast: float) -> Tensor:
+    """All channels of an image alike; its mean is that of all of them."""
+    values = images_BCHW.to(torch.promote_types(images_BCHW.dtype, torch.float32))
+    mean_B111 = values.mean((1, 2, 3), keepdim=True)
+    add_B111 = dice.uniform(brightness)[:, None, None, None]
+    factor_B111 = 1 + dice.uniform(contrast)[:, None, None, None]
+    lit = mean_B111 + (values - mean_B111) * factor_B111 + add_B111
+    return lit.clamp(0, 1).to(images_BCHW.dtype)
+
+
 def _erase(images_BCHW: Tensor, dice: _Dice, erase: int) -> Tensor:
     height, width = images_BCHW.shape[2:]
     rows_BH, columns_BW = (_between(dice, erase, side, images_BCHW.device) for side in (height, width))
@@ -170,6 +187,8 @@ def _check(images_BCHW: Tensor, **asked: float) -> None:
             raise UserError(f"augmentation {name}={amount}: give 0 or more")
     if asked["scale"] >= 1:
         raise UserError(f"augmentation scale={asked['scale']}: 0.1 is 10 % either way, so it must stay below 1")
+    if asked["contrast"] > 1:
+        raise UserError(f"augmentation contrast={asked['contrast']}: 0.5 is 50 % either way, so it must not exceed 1")
     height, width = images_BCHW.shape[2:]
     if asked["crop"] > min(height, width):
         raise UserError(f"augmentation crop={asked['crop']} does not fit into images of {height}×{width}")

@@ -34,6 +34,8 @@ _CIFAR10 = (
     "https://cave.cs.toronto.edu/kriz/",
     "https://mindspore-website.obs.cn-north-4.myhuaweicloud.com/notebook/datasets/",
 )
+_SMALLNORB = ("https://cs.nyu.edu/~ylclab/data/norb-v1.0-small/",)  # no other host of the original files is known
+
 REMOTES: dict[str, tuple[Remote, ...]] = {
     "mnist": (
         Remote("train-images-idx3-ubyte.gz", "f68b3c2dcbeaaa9fbdd348bbdeb94873", _MNIST),
@@ -48,6 +50,14 @@ REMOTES: dict[str, tuple[Remote, ...]] = {
         Remote("t10k-labels-idx1-ubyte.gz", "bb300cfdad3c16e7a12a480ee83cd310", _FASHION),
     ),
     "cifar10": (Remote("cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530", _CIFAR10),),
+    "smallnorb": (  # in the order of smallnorb.FILES
+        Remote("smallnorb-5x46789x9x18x6x2x96x96-training-dat.mat.gz", "66054832f9accfe74a0f4c36a75bc0a2", _SMALLNORB),
+        Remote("smallnorb-5x46789x9x18x6x2x96x96-training-cat.mat.gz", "23c8b86101fbf0904a000b43d3ed2fd9", _SMALLNORB),
+        Remote("smallnorb-5x46789x9x18x6x2x96x96-training-info.mat.gz", "51dee1210a742582ff607dfd94e332e3", _SMALLNORB),
+        Remote("smallnorb-5x01235x9x18x6x2x96x96-testing-dat.mat.gz", "e4ad715691ed5a3a5f138751a4ceb071", _SMALLNORB),
+        Remote("smallnorb-5x01235x9x18x6x2x96x96-testing-cat.mat.gz", "5aa791cd7e6016cf957ce9bdb93b8603", _SMALLNORB),
+        Remote("smallnorb-5x01235x9x18x6x2x96x96-testing-info.mat.gz", "a9454f3864d7fd4bb3ea7fc3eb84924e", _SMALLNORB),
+    ),
 }
 
 

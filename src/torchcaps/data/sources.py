@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,6 +17,7 @@ from torchcaps.data.folder import load_folder
 from torchcaps.data.idx import read_idx_pair
 from torchcaps.data.images import check_channels, check_size, resize_images, set_channels
 from torchcaps.data.multimnist import MARGIN, multimnist_splits
+from torchcaps.data.smallnorb import SIDE, smallnorb_splits
 from torchcaps.data.split import HoldOut, divide
 from torchcaps.errors import UserError, did_you_mean
 
@@ -127,6 +129,18 @@ def _affnist(path: Path | None, size: Size, channels: int | None, plan: HoldOut)
     return _convert(affnist_splits(mnist, path or dataset_folder("affnist")), size, channels)
 
 
+def _smallnorb(
+    viewpoint: str | None, familiar: bool, path: Path | None, size: Size, channels: int | None, plan: HoldOut
+) -> Splits:
+    """Stereo pairs of toys, 48×48; at any other size straight from the original 96×96."""
+    if channels not in (None, 2):
+        raise UserError(f"channels={channels}: smallNORB's two are its two cameras, leave channels out")
+    files = [_find_idx(path, remote.name) for remote in REMOTES["smallnorb"]] if path else _idx_files("smallnorb")
+    side = 48 if size in (None, (48, 48)) else SIDE
+    splits = smallnorb_splits(files, viewpoint, familiar=familiar, size=side)
+    return _prepare(splits.source, splits.train, splits.test, size, channels, plan)
+
+
 def _cifar10(path: Path | None, size: Size, channels: int | None, plan: HoldOut) -> Splits:
     root = path or dataset_folder("cifar10")
     (remote,) = REMOTES["cifar10"]
@@ -152,6 +166,11 @@ SOURCES: dict[str, Callable[[Path | None, Size, int | None, HoldOut], Splits]] =
     "mnist-expanded": _mnist_expanded,
     "affnist-like": _affnist_like,
     "affnist": _affnist,
+    "smallnorb": partial(_smallnorb, None, False),
+    "smallnorb-azimuth": partial(_smallnorb, "azimuth", False),
+    "smallnorb-azimuth-familiar": partial(_smallnorb, "azimuth", True),
+    "smallnorb-elevation": partial(_smallnorb, "elevation", False),
+    "smallnorb-elevation-familiar": partial(_smallnorb, "elevation", True),
     "cifar10": _cifar10,
     "folder": _folder,
 }

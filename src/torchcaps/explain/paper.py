@@ -17,7 +17,7 @@ from torchcaps.explain.measure import ask
 from torchcaps.explain.needs import evaluating, needs_capsules, needs_decoder
 from torchcaps.explain.routing import maps_on_image, routing_maps
 from torchcaps.explain.sweep import SWEEP, sweep
-from torchcaps.models import CapsNet
+from torchcaps.models import CapsuleModel
 
 if TYPE_CHECKING:
     from torchcaps.data import Batch
@@ -180,7 +180,7 @@ def _mistakes(labels_NM: Tensor, predicted_NM: Tensor, limit: int) -> list[Pick]
     return [(place, "wrong", classes[place].tolist()) for place in places for classes in (labels_NM, predicted_NM)]
 
 
-def _draw(model: CapsNet, images: Tensor, labels_NM: Tensor, predicted_NM: Tensor, picks: list[Pick]) -> Examples:
+def _draw(model: CapsuleModel, images: Tensor, labels_NM: Tensor, predicted_NM: Tensor, picks: list[Pick]) -> Examples:
     columns = []
     for place, group, shown in picks:
         with evaluating(model):

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torchcaps.capsules import Capsules
 from torchcaps.errors import UserError
 from torchcaps.explain.needs import evaluating, needs_capsules
-from torchcaps.models import CapsNet
+from torchcaps.models import CapsuleModel
 
 
 def routing_couplings(model: nn.Module, images: Tensor, iterations: int | None = None) -> Tensor:
@@ -61,10 +61,10 @@ def maps_on_image(model: nn.Module, maps: Tensor) -> Tensor:
     return down.T @ maps @ across
 
 
-def _tents(model: CapsNet, axis: int) -> Tensor:
+def _tents(model: CapsuleModel, axis: int) -> Tensor:
     """(cells, pixels) along one axis of the grid: 1 at the centre of a cell's receptive field, 0 from the next on."""
     centres, spacing = torch.arange(model.grid[axis]).float(), 1
-    for conv in (model.primary.conv, model.conv):
+    for conv in reversed(model.convolutions):
         kernel, stride, padding = conv.kernel_size[axis], conv.stride[axis], int(conv.padding[axis])
         centres = centres * stride - padding + (kernel - 1) / 2
         spacing *= stride
@@ -72,7 +72,7 @@ def _tents(model: CapsNet, axis: int) -> Tensor:
     return (1 - (pixels - centres[:, None]).abs() / spacing).clamp_min(0)
 
 
-def _route(model: CapsNet, images: Tensor, iterations: int | None) -> tuple[Capsules, Tensor]:
+def _route(model: CapsuleModel, images: Tensor, iterations: int | None) -> tuple[Capsules, Tensor]:
     iterations = model.classes.iterations if iterations is None else iterations
     if iterations < 1:
         raise UserError(f"routing: iterations must be at least 1, got {iterations}")

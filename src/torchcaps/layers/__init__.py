@@ -1,7 +1,20 @@
 """Modules that own weights: they take and return `Capsules`, or a plain pose tensor."""
 
-from torchcaps.layers.decoder import ConvDecoder, Decoder, mask_capsules
+from torchcaps.layers.concurrent import concurrent
+from torchcaps.layers.decoder import ConvDecoder, Decoder, make_decoder, mask_capsules
 from torchcaps.layers.dense import DenseCaps
+from torchcaps.layers.matrix import ClassCaps, MatrixConvCaps2d, MatrixPrimaryCaps
 from torchcaps.layers.primary import PrimaryCaps
 
-__all__ = ["ConvDecoder", "Decoder", "DenseCaps", "PrimaryCaps", "mask_capsules"]
+__all__ = [
+    "ClassCaps",
+    "ConvDecoder",
+    "Decoder",
+    "DenseCaps",
+    "MatrixConvCaps2d",
+    "MatrixPrimaryCaps",
+    "PrimaryCaps",
+    "concurrent",
+    "make_decoder",
+    "mask_capsules",
+]

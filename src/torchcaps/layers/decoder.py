@@ -10,8 +10,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from torchcaps.capsules import Capsules, as_capsules
+from torchcaps.errors import UserError
 from torchcaps.losses import check_batch, multi_hot
 from torchcaps.ops.squash import at_least_float32
+
+LARGEST_DENSE_IMAGE = 4096  # values; beyond it the last layer of a dense decoder outgrows the rest of a network
 
 
 def mask_capsules(capsules: Capsules | Tensor, targets: Tensor | None = None) -> Tensor:
@@ -79,3 +82,18 @@ class ConvDecoder(nn.Module):
             maps = functional.relu(conv(functional.interpolate(maps, scale_factor=2.0, mode="nearest")))
         pixels = self.pixels(maps)[..., : self.image_shape[1], : self.image_shape[2]]
         return torch.sigmoid(at_least_float32(pixels))
+
+
+def make_decoder(
+    kind: str, num_classes: int, dim: int, image_shape: tuple[int, int, int], hidden: tuple[int, ...]
+) -> Decoder | ConvDecoder | None:
+    """A decoder by name: "dense" (the paper's), "conv", "none", or "auto", which is dense unless images are large."""
+    if kind == "auto":
+        kind = "dense" if torch.Size(image_shape).numel() <= LARGEST_DENSE_IMAGE else "conv"
+    if kind == "dense":
+        return Decoder(num_classes, dim, image_shape, hidden)
+    if kind == "conv":
+        return ConvDecoder(num_classes, dim, image_shape)
+    if kind == "none":
+        return None
+    raise UserError(f"decoder must be 'auto', 'dense', 'conv' or 'none', got {kind!r}")

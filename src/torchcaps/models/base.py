@@ -11,7 +11,9 @@ import torch
 from huggingface_hub import PyTorchModelHubMixin
 from torch import Tensor, nn
 
+from torchcaps.capsules import Capsules, as_capsules
 from torchcaps.errors import UserError
+from torchcaps.layers import ConvDecoder, Decoder, DenseCaps, mask_capsules
 
 
 class Output(NamedTuple):
@@ -44,6 +46,7 @@ class ImageModel(
     resize_to    (H, W) an image file is brought to before the centre H × W is cut out; by default image_shape itself
     """
 
+    objective: str = "margin"  # the loss it is trained with unless a recipe says otherwise
     arguments: dict[str, Any]  # what the model was made with: enough to make it again
     mean: Tensor | None
     std: Tensor | None
@@ -111,6 +114,9 @@ class ImageModel(
         values = cut.to(self.device, torch.float32)
         return values if images.is_floating_point() else values / 255
 
+    def anneal(self, progress: float) -> None:
+        """Set what changes in the course of training, 0 to 1; most models have nothing of the kind."""
+
     @property
     def device(self) -> torch.device:
         return next(self.parameters()).device
@@ -135,6 +141,43 @@ class ImageModel(
         if not isinstance(model, cls):
             raise UserError(f"{model_id} holds a {type(model).__name__}, not a {cls.__name__}: use torchcaps.load")
         return model
+
+
+class CapsuleModel(ImageModel):
+    """Base of the models that route primary capsules to one capsule for each class, and draw what one of those saw."""
+
+    classes: DenseCaps
+    decoder: Decoder | ConvDecoder | None
+    grid: tuple[int, ...]  # rows and columns of the primary capsules
+
+    def children_of(self, images: Tensor) -> Capsules:
+        """The primary capsules (B, I, K); I counts types, then rows, then columns of `grid`."""
+        raise NotImplementedError
+
+    @property
+    def convolutions(self) -> list[nn.Conv2d]:
+        """From the image to the primary capsules: they say where in the image a capsule looks."""
+        raise NotImplementedError
+
+    def forward(self, images: Tensor, targets: Tensor | None = None, *, each: Tensor | None = None) -> Output:
+        """images (B, C, H, W) in [0, 1]; targets choose what the decoder sees, else the longest capsule does.
+
+        each  (B, M) class ids: every one of them is reconstructed by itself, (B, M, C, H, W)
+        """
+        parents = self.classes(self.children_of(images))
+        drawn = self.reconstruct(parents, targets) if each is None else self.reconstruct_each(parents, each)
+        return Output(parents.activation, parents.pose, drawn)
+
+    def reconstruct(self, capsules: Capsules | Tensor, targets: Tensor | None = None) -> Tensor | None:
+        """The image (B, C, H, W) that the chosen class capsules (B, J, D) describe."""
+        return None if self.decoder is None else self.decoder(mask_capsules(capsules, targets))
+
+    def reconstruct_each(self, capsules: Capsules | Tensor, classes_BM: Tensor) -> Tensor | None:
+        """An image for each of the classes (B, M), as its capsule alone describes it: (B, M, C, H, W)."""
+        M = classes_BM.shape[1]
+        poses = as_capsules(capsules).pose.repeat_interleave(M, dim=0)
+        drawn = self.reconstruct(poses, classes_BM.flatten())
+        return None if drawn is None else drawn.unflatten(0, (-1, M))
 
 
 _HUB_OPTIONS = ("revision", "cache_dir", "force_download", "local_files_only", "token")

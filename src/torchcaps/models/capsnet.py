@@ -9,15 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from torchcaps.capsules import Capsules, as_capsules
+from torchcaps.capsules import Capsules
 from torchcaps.errors import UserError
-from torchcaps.layers import ConvDecoder, Decoder, DenseCaps, PrimaryCaps, mask_capsules
-from torchcaps.models.base import ImageModel, Output
-
-LARGEST_DENSE_IMAGE = 4096  # values; beyond it the last layer of a dense decoder outgrows the rest of the network
+from torchcaps.layers import DenseCaps, PrimaryCaps, make_decoder
+from torchcaps.models.base import CapsuleModel
 
 
-class CapsNet(ImageModel):
+class CapsNet(CapsuleModel):
     """A convolution, primary capsules, one capsule for each class, and a decoder that draws what a capsule saw.
 
     channels, kernel                of the first convolution, stride 1, ReLU
@@ -83,18 +81,9 @@ class CapsNet(ImageModel):
             std=0.1 if authors else None,
         )
         self.drop = drop
-        self.decoder = _make_decoder(decoder, num_classes, class_dim, self.image_shape, tuple(hidden))
+        self.decoder = make_decoder(decoder, num_classes, class_dim, self.image_shape, tuple(hidden))
         if authors:
             _initialise_as_authors(self)
-
-    def forward(self, images: Tensor, targets: Tensor | None = None, *, each: Tensor | None = None) -> Output:
-        """images (B, C, H, W) in [0, 1]; targets choose what the decoder sees, else the longest capsule does.
-
-        each  (B, M) class ids: every one of them is reconstructed by itself, (B, M, C, H, W)
-        """
-        parents = self.classes(self.children_of(images))
-        drawn = self.reconstruct(parents, targets) if each is None else self.reconstruct_each(parents, each)
-        return Output(parents.activation, parents.pose, drawn)
 
     def children_of(self, images: Tensor) -> Capsules:
         """The primary capsules (B, I, K); I counts types, then rows, then columns of `grid`."""
@@ -104,16 +93,9 @@ class CapsNet(ImageModel):
             children = Capsules(children.pose * kept_BI[..., None])
         return children
 
-    def reconstruct(self, capsules: Capsules | Tensor, targets: Tensor | None = None) -> Tensor | None:
-        """The image (B, C, H, W) that the chosen class capsules (B, J, D) describe."""
-        return None if self.decoder is None else self.decoder(mask_capsules(capsules, targets))
-
-    def reconstruct_each(self, capsules: Capsules | Tensor, classes_BM: Tensor) -> Tensor | None:
-        """An image for each of the classes (B, M), as its capsule alone describes it: (B, M, C, H, W)."""
-        M = classes_BM.shape[1]
-        poses = as_capsules(capsules).pose.repeat_interleave(M, dim=0)
-        drawn = self.reconstruct(poses, classes_BM.flatten())
-        return None if drawn is None else drawn.unflatten(0, (-1, M))
+    @property
+    def convolutions(self) -> list[nn.Conv2d]:
+        return [self.conv, self.primary.conv]
 
 
 def capsnet(image_shape: Sequence[int] = (1, 28, 28), num_classes: int = 10, **options: Any) -> CapsNet:
@@ -125,20 +107,6 @@ def capsnet_small(image_shape: Sequence[int] = (1, 28, 28), num_classes: int = 1
     """A CapsNet that trains in a minute on a CPU: smaller kernels, fewer channels and types."""
     small = {"channels": 32, "kernel": 5, "types": 8, "primary_kernel": 5, "hidden": (128, 256)}
     return CapsNet(image_shape, num_classes, **{**small, **options})
-
-
-def _make_decoder(
-    kind: str, num_classes: int, dim: int, image_shape: tuple[int, int, int], hidden: tuple[int, ...]
-) -> Decoder | ConvDecoder | None:
-    if kind == "auto":
-        kind = "dense" if torch.Size(image_shape).numel() <= LARGEST_DENSE_IMAGE else "conv"
-    if kind == "dense":
-        return Decoder(num_classes, dim, image_shape, hidden)
-    if kind == "conv":
-        return ConvDecoder(num_classes, dim, image_shape)
-    if kind == "none":
-        return None
-    raise UserError(f"capsnet: decoder must be 'auto', 'dense', 'conv' or 'none', got {kind!r}")
 
 
 def _initialise_as_authors(model: CapsNet) -> None:

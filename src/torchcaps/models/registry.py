@@ -9,14 +9,24 @@ from torchcaps.errors import UserError, did_you_mean
 from torchcaps.models.base import ImageModel
 from torchcaps.models.baselines.cnn import CNN, baseline_cnn, matched_cnn
 from torchcaps.models.capsnet import CapsNet, capsnet, capsnet_small
+from torchcaps.models.efficient_capsnet import EfficientCapsNet, efficient_capsnet
+from torchcaps.models.em_capsnet import EMCapsNet, em_capsnet, em_capsnet_large
 
 MODELS: dict[str, Callable[..., ImageModel]] = {
     "capsnet": capsnet,
     "capsnet_small": capsnet_small,
+    "efficient_capsnet": efficient_capsnet,
+    "em_capsnet": em_capsnet,
+    "em_capsnet_large": em_capsnet_large,
     "baseline_cnn": baseline_cnn,
     "matched_cnn": matched_cnn,
 }
-CLASSES: dict[str, type[ImageModel]] = {"CapsNet": CapsNet, "CNN": CNN}  # what a saved model's config may name
+CLASSES: dict[str, type[ImageModel]] = {
+    "CapsNet": CapsNet,
+    "CNN": CNN,
+    "EMCapsNet": EMCapsNet,
+    "EfficientCapsNet": EfficientCapsNet,
+}  # what a saved model's config may name
 
 
 def create_model(name: str, **options: Any) -> ImageModel:

@@ -1,7 +1,18 @@
 """Pure functions on tensors: no parameters, no modules, no I/O."""
 
+from torchcaps.ops.attention import inverted_attention_routing, self_attention_routing
+from torchcaps.ops.em.routing import em_routing, em_routing_conv
 from torchcaps.ops.primary import squash_maps
 from torchcaps.ops.routing import dynamic_routing, route_votes
 from torchcaps.ops.squash import squash
 
-__all__ = ["dynamic_routing", "route_votes", "squash", "squash_maps"]
+__all__ = [
+    "dynamic_routing",
+    "em_routing",
+    "em_routing_conv",
+    "inverted_attention_routing",
+    "route_votes",
+    "self_attention_routing",
+    "squash",
+    "squash_maps",
+]

@@ -90,6 +90,8 @@ def train(
             started = time.perf_counter()
             for batch in range(state.batch, steps_per_epoch):
                 set_learning_rate(state.optimizer, learning_rate(state.step, total_steps, recipe.optim))
+                state.model.anneal(state.step / total_steps)
+                task.anneal(state.step / total_steps)
                 take_step(order[batch * settings.batch_size : (batch + 1) * settings.batch_size])
                 state.step, state.batch = state.step + 1, batch + 1
                 if state.average is not None:

@@ -59,7 +59,9 @@ def images_to_test_on(model: ImageModel, data: str | None = None) -> tuple[Datas
 
 def _settings(model: ImageModel, data: str | None) -> tuple[dict[str, Any], str]:
     """Arguments of load_data that give images as the model wants them."""
-    shape = {"image_size": tuple(model.resize_to), "channels": model.image_shape[0]}
+    channels = model.image_shape[0]
+    # Two are a stereo pair, which only its own source has.
+    shape = {"image_size": tuple(model.resize_to), "channels": channels if channels in (1, 3) else None}
     if data is None:
         own = model.trained_by.get("data")
         if own is None:

@@ -40,6 +40,8 @@ class AugmentSection(Section):
     erase: int = Field(0, ge=0)  # pixels
     crop: int = Field(0, ge=0)  # side of a random crop; the centre is cut out at test time
     flip: bool = False
+    brightness: float = Field(0.0, ge=0)  # of an image in [0, 1]
+    contrast: float = Field(0.0, ge=0, le=1)
 
 
 class ModelSection(BaseModel):
@@ -55,9 +57,10 @@ class ModelSection(BaseModel):
 
 class LossSection(Section):
     """Weights of the terms. By default capsules: margin 1, reconstruction 0.392 / values of an image (0.0005 at 28×28);
-    CNNs: cross-entropy 1."""
+    matrix capsules: spread 1; CNNs: cross-entropy 1."""
 
     margin: float | None = Field(None, ge=0)
+    spread: float | None = Field(None, ge=0)
     reconstruction: float | None = Field(None, ge=0)
     cross_entropy: float | None = Field(None, ge=0)
     class_weights: bool = False  # weigh rare classes up

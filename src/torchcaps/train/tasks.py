@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -16,6 +16,8 @@ from torchcaps.train.recipe import LossSection
 
 PAPER_RECONSTRUCTION = 0.0005 * 28 * 28  # the paper's weight, for images of any size: divided by the number of values
 
+SPREAD = (0.2, 0.9)  # the margin of the spread loss at the start and at the end of training
+
 
 @dataclass(frozen=True)
 class Classify:
@@ -24,38 +26,45 @@ class Classify:
     weights: dict[str, float]  # of the loss terms
     class_weights_J: Tensor | None = None
     labels_each: int | None = None  # how many classes every image has, where that is known
+    spread_margin: Tensor = field(default_factory=lambda: torch.tensor(SPREAD[1]))  # a recorded step knows its place
 
     @staticmethod
     def for_model(model: ImageModel, train: Dataset, section: LossSection) -> Classify:
-        given = {name: getattr(section, name) for name in ("margin", "reconstruction", "cross_entropy")}
-        capsules = hasattr(model, "reconstruct")
-        draws = capsules and getattr(model, "decoder", None) is not None
-        values = torch.Size(model.image_shape).numel()
-        usual = {
-            "margin": 1.0 if capsules else 0.0,
-            "reconstruction": PAPER_RECONSTRUCTION / values if draws else 0.0,
-            "cross_entropy": 0.0 if capsules else 1.0,
-        }
+        given = {name: getattr(section, name) for name in ("margin", "spread", "reconstruction", "cross_entropy")}
+        usual = dict.fromkeys(given, 0.0) | {model.objective: 1.0}
+        draws = getattr(model, "decoder", None) is not None
+        if draws:
+            usual["reconstruction"] = PAPER_RECONSTRUCTION / torch.Size(model.image_shape).numel()
         if given["reconstruction"] and not draws:
             raise UserError("loss.reconstruction: this model has no decoder; leave it out, or set model.decoder")
-        if given["cross_entropy"] and capsules:
-            raise UserError("loss.cross_entropy: capsule lengths are no logits; use loss.margin")
+        if given["cross_entropy"] and model.objective != "cross_entropy":
+            raise UserError(f"loss.cross_entropy: capsule lengths are no logits; use loss.{model.objective}")
         weights = {name: usual[name] if weight is None else weight for name, weight in given.items()}
         weights = {name: weight for name, weight in weights.items() if weight}
         if not weights:
             raise UserError("loss: every weight is 0, so there is nothing to learn")
-        return Classify(weights, class_weights(train) if section.class_weights else None, train.labels_each)
+        if "spread" in weights and train.multi_label:
+            raise UserError("loss.spread: it is for one class an image; use loss.margin for several")
+        weights_J = class_weights(train) if section.class_weights else None
+        return Classify(weights, weights_J, train.labels_each, torch.tensor(SPREAD[1], device=model.device))
 
     def terms(self, output: Output, images: Tensor, targets: Tensor) -> dict[str, Tensor]:
         """Each loss that has a weight, one value per example."""
         terms = {}
         if "margin" in self.weights:
             terms["margin"] = losses.margin_loss(output.lengths, targets)
+        if "spread" in self.weights:
+            terms["spread"] = losses.spread_loss(output.lengths, targets, self.spread_margin)
         if "reconstruction" in self.weights and output.reconstruction is not None:
             terms["reconstruction"] = losses.reconstruction_loss(output.reconstruction, images)
         if "cross_entropy" in self.weights and output.logits is not None:
             terms["cross_entropy"] = losses.cross_entropy(output.logits, targets)
         return terms
+
+    def anneal(self, progress: float) -> None:
+        """Set what changes in the course of training, 0 to 1: the margin of the spread loss."""
+        if "spread" in self.weights:
+            self.spread_margin.fill_(SPREAD[0] + (SPREAD[1] - SPREAD[0]) * progress)
 
     def example_weights(self, targets: Tensor) -> Tensor | None:
         """(B,) weights that make rare classes count more."""

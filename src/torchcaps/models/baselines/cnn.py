@@ -22,6 +22,8 @@ class CNN(ImageModel):
     multi_label  each class by itself (sigmoid) instead of one among all (softmax)
     """
 
+    objective = "cross_entropy"
+
     def __init__(
         self,
         image_shape: Sequence[int] = (1, 28, 28),

@@ -1,0 +1,55 @@
+"""A stack of capsule layers that settle all at once, instead of one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import Tensor, nn
+
+from torchcaps.capsules import Capsules, as_capsules
+from torchcaps.errors import UserError
+from torchcaps.layers.dense import DenseCaps
+from torchcaps.ops.attention import inverted_attention_routing, presence
+
+
+def concurrent(layers: Iterable[nn.Module], children: Capsules | Tensor, iterations: int = 2) -> Capsules:
+    """Route through all layers side by side (Tsai et al. 2020): what each had after an iteration feeds the next.
+
+    The first iteration is a forward pass with equal couplings. In every later one each layer takes the poses that the
+    layer below and itself had after the iteration before; ops/attention/README.md says more.
+
+    layers   DenseCaps(…, routing="inverted_attention"), from the bottom up
+    children pose (B, I, K) of the capsules below the first layer; they stay what they are
+    returns  the capsules of the last layer, pose (B, J, D)
+    """
+    stack = _checked(layers, iterations)
+    children_BIK = as_capsules(children).pose
+    poses: list[Tensor] = []
+    for layer in stack:
+        poses.append(layer.route(poses[-1] if poses else children_BIK, 1)[0].pose)
+    for _ in range(iterations - 1):
+        poses = [_update(*each) for each in zip(stack, [children_BIK, *poses], poses)]
+    weights = dict(stack[-1].named_parameters(recurse=False))
+    return Capsules(poses[-1], presence(poses[-1], weights["classifier"], weights["classifier_bias"]))
+
+
+def _update(layer: DenseCaps, below_BIK: Tensor, own_BJD: Tensor) -> Tensor:
+    """The poses (B, J, D) of a layer one iteration later."""
+    weights = dict(layer.named_parameters(recurse=False))
+    scale, shift = weights["norm_scale"], weights["norm_shift"]
+    poses = inverted_attention_routing(below_BIK, weights["weight"], scale, shift, 1, parents=own_BJD)
+    assert isinstance(poses, Tensor)  # no couplings were asked for
+    return poses
+
+
+def _checked(layers: Iterable[nn.Module], iterations: int) -> list[DenseCaps]:
+    stack = []
+    for layer in layers:
+        if not isinstance(layer, DenseCaps) or layer.routing != "inverted_attention":
+            raise UserError(f"concurrent: every layer must be DenseCaps with routing inverted_attention, got {layer}")
+        stack.append(layer)
+    if not stack:
+        raise UserError("concurrent: give at least one layer")
+    if iterations < 1:
+        raise UserError(f"concurrent: iterations must be at least 1, got {iterations}")
+    return stack

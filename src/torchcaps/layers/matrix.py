@@ -1,0 +1,152 @@
+"""Matrix capsules: poses are P×P matrices, votes products of matrices, and EM routing decides (Hinton et al. 2018).
+
+Maps of capsules have poses (B, T, P·P, H, W), row by row, and activations (B, T, H, W).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from torchcaps.capsules import Capsules
+from torchcaps.errors import UserError
+from torchcaps.ops import em_routing, em_routing_conv
+
+
+class MatrixPrimaryCaps(nn.Module):
+    """The first matrix capsules: a 1×1 convolution to the poses, another, with a sigmoid, to the activations.
+
+    input    (B, in_channels, H, W)
+    returns  pose (B, types, P·P, H, W), activation (B, types, H, W)
+    """
+
+    def __init__(self, in_channels: int, types: int, size: int = 4):
+        super().__init__()
+        self.types = types
+        self.pose = nn.Conv2d(in_channels, types * size * size, 1)
+        self.activation = nn.Conv2d(in_channels, types, 1)
+
+    def forward(self, features: Tensor) -> Capsules:
+        pose = self.pose(features).unflatten(1, (self.types, -1))
+        return Capsules(pose, self.activation(features).sigmoid())
+
+
+class _EMRouted(nn.Module):
+    """What layers routed by EM have in common: matrices, the two costs of a parent, and an inverse temperature.
+
+    inverse_temperature  how decided activations are; kept with the weights, and raised while a model is trained
+    """
+
+    inverse_temperature: Tensor
+
+    def __init__(self, spots: int, parents: int, size: int, iterations: int, inverse_temperature: float):
+        super().__init__()
+        name = type(self).__name__
+        if min(spots, parents, size) < 1:
+            raise UserError(f"{name}: types, kernel and size must be positive")
+        if iterations < 1:
+            raise UserError(f"{name}: iterations must be at least 1, got {iterations}")
+        self.size, self.iterations = size, iterations
+        self.weight = nn.Parameter(torch.randn(spots, parents, size, size) / math.sqrt(size))
+        self.beta_u = nn.Parameter(torch.zeros(parents))
+        self.beta_a = nn.Parameter(torch.zeros(parents))
+        self.register_buffer("inverse_temperature", torch.tensor(inverse_temperature))
+
+    def check(self, children: Capsules, types: int) -> None:
+        pose = children.pose
+        if pose.ndim != 5 or pose.shape[1:3] != (types, self.size**2):
+            raise ValueError(
+                f"{type(self).__name__}: expected poses of shape (B, {types}, {self.size**2}, H, W), "
+                f"got {tuple(pose.shape)}"
+            )
+
+
+class MatrixConvCaps2d(_EMRouted):
+    """A parent of each type at each place hears from a window of children, through matrices shared by all places.
+
+    in_types, out_types  of the children and the parents
+    size                 P
+    kernel, stride       of the window; no padding
+    """
+
+    def __init__(
+        self,
+        in_types: int,
+        out_types: int,
+        size: int = 4,
+        kernel: int = 3,
+        stride: int = 1,
+        *,
+        iterations: int = 3,
+        inverse_temperature: float = 0.01,
+    ):
+        super().__init__(kernel * kernel * in_types, out_types, size, iterations, inverse_temperature)
+        self.in_types, self.kernel, self.stride = in_types, kernel, stride
+
+    def forward(self, children: Capsules) -> Capsules:
+        self.check(children, self.in_types)
+        if min(children.pose.shape[3:]) < self.kernel:
+            height, width = children.pose.shape[3:]
+            raise ValueError(f"MatrixConvCaps2d: a window of {self.kernel} does not fit on maps of {height}×{width}")
+        pose, activation = em_routing_conv(
+            children.pose,
+            children.activation,
+            self.weight,
+            self.beta_u,
+            self.beta_a,
+            self.iterations,
+            stride=self.stride,
+            inverse_temperature=self.inverse_temperature,
+        )
+        return Capsules(pose, activation)
+
+
+class ClassCaps(_EMRouted):
+    """A capsule for each class hears from every child, through matrices shared by all places; so that places still
+    count, each child adds its own, between 0 and 1, to the last column of its votes: row first, then column.
+
+    returns  pose (B, J, P·P), activation (B, J); with return_couplings also (B, H·W·T, J)
+    """
+
+    def __init__(
+        self,
+        in_types: int,
+        classes: int,
+        size: int = 4,
+        *,
+        iterations: int = 3,
+        inverse_temperature: float = 0.01,
+    ):
+        super().__init__(in_types, classes, size, iterations, inverse_temperature)
+        self.in_types = in_types
+
+    def forward(self, children: Capsules, *, return_couplings: bool = False) -> Capsules | tuple[Capsules, Tensor]:
+        self.check(children, self.in_types)
+        height, width = children.pose.shape[3:]
+        pose, activation, couplings = em_routing(
+            children.pose.permute(0, 3, 4, 1, 2).flatten(1, 3),
+            children.activation.permute(0, 2, 3, 1).flatten(1),
+            self.weight.repeat(height * width, 1, 1, 1),
+            self.beta_u,
+            self.beta_a,
+            self.iterations,
+            inverse_temperature=self.inverse_temperature,
+            offset=self.places(height, width),
+            return_couplings=True,
+        )
+        parents = Capsules(pose, activation)
+        return (parents, couplings) if return_couplings else parents
+
+    def places(self, height: int, width: int) -> Tensor:
+        """(H·W·T, P·P): zero but for the last column's first two entries, the row and the column of the child."""
+        row_H, column_W = (
+            (torch.arange(side, device=self.weight.device, dtype=self.weight.dtype) + 0.5) / side
+            for side in (height, width)
+        )
+        places = self.weight.new_zeros(height, width, self.in_types, self.size**2)
+        places[..., self.size - 1] = row_H[:, None, None]
+        if self.size > 1:
+            places[..., 2 * self.size - 1] = column_W[None, :, None]
+        return places.flatten(0, 2)

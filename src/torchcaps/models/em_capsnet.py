@@ -1,0 +1,82 @@
+"""EM-CapsNet: Matrix Capsules with EM Routing (Hinton, Sabour & Frosst 2018)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from torchcaps.errors import UserError
+from torchcaps.layers import ClassCaps, MatrixConvCaps2d, MatrixPrimaryCaps
+from torchcaps.models.base import ImageModel, Output
+
+
+class EMCapsNet(ImageModel):
+    """A convolution, primary matrix capsules, two convolutional capsule layers, one capsule for each class.
+
+    channels, primary, first, second  the paper's A, B, C and D: channels of the convolution, types of each layer
+    size                              P: poses are P×P matrices
+    iterations                        of EM in each layer
+    inverse_temperature               at the start and at the end of training
+    batch_norm                        after the convolution; the paper has none
+    """
+
+    objective = "spread"
+
+    def __init__(
+        self,
+        image_shape: Sequence[int] = (1, 28, 28),
+        num_classes: int = 10,
+        *,
+        channels: int = 64,
+        primary: int = 8,
+        first: int = 16,
+        second: int = 16,
+        size: int = 4,
+        iterations: int = 2,
+        inverse_temperature: Sequence[float] = (0.01, 0.1),
+        batch_norm: bool = True,
+        **about: Any,
+    ):
+        super().__init__(image_shape, num_classes, **about)
+        colours, *sides = self.image_shape
+        # A stride of 2, a window of 3 with a stride of 2, another with a stride of 1: the last map must not be empty.
+        least = 13
+        if min(sides) < least:
+            raise UserError(
+                f"em_capsnet: images of {sides[0]}×{sides[1]} are too small for its layers: they must be at least "
+                f"{least}×{least}. Enlarge them (data.image_size)"
+            )
+        self.warmth = tuple(inverse_temperature)
+        settings = {"iterations": iterations, "inverse_temperature": self.warmth[0]}
+        self.conv = nn.Conv2d(colours, channels, 5, stride=2, padding=2, bias=not batch_norm)
+        self.norm = nn.BatchNorm2d(channels) if batch_norm else nn.Identity()
+        self.primary = MatrixPrimaryCaps(channels, primary, size)
+        self.first = MatrixConvCaps2d(primary, first, size, kernel=3, stride=2, **settings)  # type: ignore[arg-type]
+        self.second = MatrixConvCaps2d(first, second, size, kernel=3, stride=1, **settings)  # type: ignore[arg-type]
+        self.classes = ClassCaps(second, num_classes, size, **settings)  # type: ignore[arg-type]
+
+    def forward(self, images: Tensor, targets: Tensor | None = None, *, each: Tensor | None = None) -> Output:
+        """images (B, C, H, W) in [0, 1]; the rest is accepted, and unused, so that all models are called alike."""
+        features = functional.relu(self.norm(self.conv(self.normalise(images))))
+        parents = self.classes(self.second(self.first(self.primary(features))))
+        return Output(parents.activation, parents.pose)
+
+    def anneal(self, progress: float) -> None:
+        """Set the inverse temperature for this part of training, 0 to 1: activations harden as it goes on."""
+        cold, warm = self.warmth
+        for layer in (self.first, self.second, self.classes):
+            layer.inverse_temperature.fill_(cold + (warm - cold) * progress)
+
+
+def em_capsnet(image_shape: Sequence[int] = (1, 28, 28), num_classes: int = 10, **options: Any) -> EMCapsNet:
+    """The paper's smaller network: A, B, C, D = 64, 8, 16, 16."""
+    return EMCapsNet(image_shape, num_classes, **options)
+
+
+def em_capsnet_large(image_shape: Sequence[int] = (1, 28, 28), num_classes: int = 10, **options: Any) -> EMCapsNet:
+    """The paper's larger network: A = B = C = D = 32."""
+    sizes = {"channels": 32, "primary": 32, "first": 32, "second": 32}
+    return EMCapsNet(image_shape, num_classes, **{**sizes, **options})

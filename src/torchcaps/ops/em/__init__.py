@@ -1,0 +1,1 @@
+"""EM routing of matrix capsules (Hinton, Sabour & Frosst 2018)."""
