@@ -1,6 +1,6 @@
 import torch
 
-from torchcaps.explain import confusion_matrix, precision_recall, worst_mistakes
+from torchcaps.explain import confusion_matrix, precision_recall, predicted_classes, worst_mistakes
 
 
 def test_confusion_counts_true_rows_against_predicted_columns():
@@ -31,3 +31,13 @@ def test_precision_and_recall_of_each_class():
     assert precision[2].isnan()
     assert recall[2].isnan()
     assert support.tolist() == [1, 2, 0]
+
+
+def test_where_two_classes_are_known_to_be_there_the_two_longest_answer():
+    lengths = torch.tensor([[0.4, 0.3, 0.1], [0.9, 0.2, 0.8]])
+    targets = torch.tensor([[1.0, 1, 0], [1, 1, 0]])
+    assert predicted_classes(lengths, each=2).tolist() == [[True, True, False], [True, False, True]]
+    assert worst_mistakes(lengths, targets, each=2).tolist() == [1]
+    assert worst_mistakes(lengths, targets).tolist() == [1, 0]  # by length nothing is found in the first
+    precision, recall, _ = precision_recall(lengths, targets, each=2)
+    assert (precision.tolist(), recall[:2].tolist()) == ([1, 1, 0], [1, 0.5])

@@ -323,6 +323,7 @@ def test_pairs_are_learned_with_each_digit_reconstructed(tmp_path, monkeypatch):
     folder = run.start_run(tiny(), out=tmp_path / "run", device="cpu")
     line = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
     assert line["train_reconstruction"] > 0
+    assert "among the 2 longest" in (folder / "report.html").read_text()
     model = load(folder)
     assert model.image_shape == (1, 20, 20)
     assert model.trained_by["labels_each"] == 2

@@ -1,6 +1,7 @@
 """Several seeds of a recipe, each a process of its own, and the table they end in."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -119,3 +120,33 @@ def test_every_claimed_figure_is_the_measured_one():
         assert measured["measure"] == recipe.claim.measure
         assert measured["n"] >= 1
         assert yaml.safe_load(recipe.to_yaml())["claim"]["mean"] == recipe.claim.mean
+
+
+@pytest.fixture
+def service(tmp_path, monkeypatch):
+    """A stand-in for NVIDIA's control program that writes down what it is asked."""
+    program = tmp_path / "nvidia-cuda-mps-control"
+    program.write_text('#!/bin/sh\n[ "$1" = -d ] && echo start >> "$0.log" || cat >> "$0.log"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
+    return tmp_path / "nvidia-cuda-mps-control.log"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="the stand-in is a shell script")
+def test_runs_that_share_a_gpu_do_so_at_the_same_time(service):
+    with module._shared_gpu(True) as environment:
+        assert Path(environment["CUDA_MPS_PIPE_DIRECTORY"]).is_dir()
+        assert service.read_text().split() == ["start", "get_server_list"]
+    assert service.read_text().split()[-1] == "quit"
+    assert not Path(environment["CUDA_MPS_PIPE_DIRECTORY"]).exists()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="the stand-in is a shell script")
+def test_one_run_or_a_service_that_runs_already_is_left_alone(service, monkeypatch):
+    with module._shared_gpu(False) as environment:
+        assert "CUDA_MPS_PIPE_DIRECTORY" not in environment
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "theirs")
+    with module._shared_gpu(True) as environment:
+        assert environment["CUDA_MPS_PIPE_DIRECTORY"] == "theirs"
+    assert not service.exists()

@@ -9,8 +9,13 @@ from torchcaps.capsules import PRESENT
 from torchcaps.losses import multi_hot
 
 
-def predicted_classes(lengths_BJ: Tensor, several: bool = False) -> Tensor:
-    """(B, J) bool: the longest capsule, or, when there may be several classes, all from a length of 0.5 on."""
+def predicted_classes(lengths_BJ: Tensor, several: bool = False, each: int | None = None) -> Tensor:
+    """(B, J) bool: the longest capsule, or, when there may be several classes, all from a length of 0.5 on.
+
+    each  where every image is known to have so many classes: that many longest capsules
+    """
+    if each is not None:
+        return torch.zeros_like(lengths_BJ).scatter_(1, lengths_BJ.topk(each).indices, 1.0).bool()
     if several:
         return lengths_BJ >= PRESENT
     return multi_hot(lengths_BJ.argmax(-1), lengths_BJ.shape[-1]).bool()
@@ -22,17 +27,17 @@ def confusion_matrix(true_B: Tensor, predicted_B: Tensor, classes: int) -> Tenso
     return torch.bincount(cells, minlength=classes * classes).view(classes, classes)
 
 
-def precision_recall(lengths_BJ: Tensor, targets_BJ: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def precision_recall(lengths_BJ: Tensor, targets_BJ: Tensor, each: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """How much of what was found is right, and how much of what is there was found, for multi-hot targets.
 
     returns  precision (J,), recall (J,), NaN where nothing was found or is there; images that carry the label (J,)
     """
-    found, there = predicted_classes(lengths_BJ, several=True), targets_BJ > 0
+    found, there = predicted_classes(lengths_BJ, several=True, each=each), targets_BJ > 0
     right = (found & there).sum(0).float()
     return right / found.sum(0), right / there.sum(0), there.sum(0)
 
 
-def worst_mistakes(lengths_BJ: Tensor, targets: Tensor, limit: int | None = None) -> Tensor:
+def worst_mistakes(lengths_BJ: Tensor, targets: Tensor, limit: int | None = None, each: int | None = None) -> Tensor:
     """Where the answer is wrong, most confidently wrong first.
 
     lengths_BJ  (B, J)
@@ -41,7 +46,7 @@ def worst_mistakes(lengths_BJ: Tensor, targets: Tensor, limit: int | None = None
     """
     there = multi_hot(targets, lengths_BJ.shape[-1]) > 0
     several = targets.ndim == 2
-    wrong = predicted_classes(lengths_BJ, several) != there
+    wrong = predicted_classes(lengths_BJ, several, each) != there
     if several:  # a class that was missed counts by how short its capsule is
         confidence = torch.where(wrong, (there.float() - lengths_BJ).abs(), 0.0).amax(-1)
     else:

@@ -4,20 +4,46 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from torchcaps import explain
+from torchcaps.data import Batch
 from torchcaps.errors import UserError
 from torchcaps.explain.html import code, page, paragraph, picture, section, table
 
 EXAMPLES = 8  # images whose reconstructions are shown, before up to two mistakes
 SWEPT = 2  # images whose capsules are swept
+PAIRS = 500  # images of two classes among which examples are looked for
 CONFUSIONS = 10  # rows of the table that stands in for numbers too small to print
+
+
+class Tested(NamedTuple):
+    """The images a model was tested on, and what it answered.
+
+    images   (N, C, H, W)
+    targets  (N,) class ids, or (N, J) multi-hot
+    lengths  (N, J)
+    names    of the classes
+    each     how many classes every image has, where that is known
+    """
+
+    images: Tensor
+    targets: Tensor
+    lengths: Tensor
+    names: list[str]
+    each: int | None
+
+    @property
+    def several(self) -> bool:
+        return self.targets.ndim == 2
+
+    def mistakes(self, limit: int | None = None) -> Tensor:
+        return explain.worst_mistakes(self.lengths, self.targets, limit, self.each)
 
 
 def write_report(
@@ -32,6 +58,7 @@ def write_report(
     test_targets: Tensor,
     test_lengths: Tensor,
     class_names: Sequence[str],
+    labels_each: int | None = None,
 ) -> Path:
     """Write a self-contained page and return its path; what the model cannot show is left out, with a sentence.
 
@@ -39,20 +66,21 @@ def write_report(
     test_images   (N, C, H, W) in [0, 1]
     test_targets  (N,) class ids, or (N, J) multi-hot
     test_lengths  (N, J)  what the model answered
+    labels_each   how many classes every image has, where that is known
     """
     images, targets, lengths = (value.detach().cpu() for value in (test_images, test_targets, test_lengths))
-    names = [str(name) for name in class_names]
-    mistakes = explain.worst_mistakes(lengths, targets)
-    rows = [(_words(key), _value(key, value)) for key, value in summary.items() if value is not None]
+    test = Tested(images, targets, lengths, [str(name) for name in class_names], labels_each)
+    rows = [(_words(key), _value(key, value)) for key, value in summary.items() if value not in (None, {})]
     sections = [section("Summary", table(rows))]
     sections.append(section("Learning curves", _curves(history)))
-    if len(images):
+    if len(test.images):
+        drawn = _pairs if labels_each == 2 else _reconstructions
         sections += [
-            section("Per class" if targets.ndim == 2 else "Confusion matrix", *_scores(lengths, targets, names)),
-            section("Worst mistakes", *_mistakes(images, targets, lengths, names, mistakes)),
-            section("Reconstructions", *_or_why_not(_reconstructions, model, images, targets, lengths, names)),
-            section("Dimension sweeps", *_or_why_not(_sweeps, model, images, targets, lengths, names)),
-            section("Couplings", *_or_why_not(_couplings, model, images, targets, lengths, names)),
+            section("Per class" if test.several else "Confusion matrix", *_scores(test)),
+            section("Worst mistakes", *_mistakes(test)),
+            section("Reconstructions", *_or_why_not(drawn, model, test)),
+            section("Dimension sweeps", *_or_why_not(_sweeps, model, test)),
+            section("Couplings", *_or_why_not(_couplings, model, test)),
         ]
     else:
         sections.append(section("Test images", paragraph("There were none, so there is nothing to show.")))
@@ -69,10 +97,11 @@ def _curves(history: Sequence[Mapping[str, Any]]) -> str:
     return picture(explain.figure_curves(history), "Loss and accuracy by epoch", caption)
 
 
-def _scores(lengths: Tensor, targets: Tensor, names: list[str]) -> list[str]:
-    if targets.ndim == 2:
-        return _per_class(lengths, targets, names)
-    matrix = explain.confusion_matrix(targets, lengths.argmax(-1), len(names))
+def _scores(test: Tested) -> list[str]:
+    if test.several:
+        return _per_class(test)
+    names = test.names
+    matrix = explain.confusion_matrix(test.targets, test.lengths.argmax(-1), len(names))
     caption = "Rows are the true classes, columns the answers; the shade is the share of the true class."
     parts = [picture(explain.figure_confusion(matrix, names), "Confusion matrix", caption)]
     wrong = matrix.clone().fill_diagonal_(0).flatten()
@@ -85,77 +114,90 @@ def _scores(lengths: Tensor, targets: Tensor, names: list[str]) -> list[str]:
     return parts
 
 
-def _per_class(lengths: Tensor, targets: Tensor, names: list[str]) -> list[str]:
-    precision, recall, support = explain.precision_recall(lengths, targets)
+def _per_class(test: Tested) -> list[str]:
+    precision, recall, support = explain.precision_recall(test.lengths, test.targets, test.each)
     rows = [
         (name, _percent(float(precision[j])), _percent(float(recall[j])), str(int(support[j])))
-        for j, name in enumerate(names)
+        for j, name in enumerate(test.names)
     ]
+    found = "from a length of 0.5 on" if test.each is None else f"if it is among the {test.each} longest"
     about = (
-        "An image may carry several labels, so there is no confusion matrix. A class counts as found from a length of "
-        "0.5 on. Precision: how much of what was found is right; recall: how much of what is there was found."
+        f"An image may carry several labels, so there is no confusion matrix. A class counts as found {found}. "
+        "Precision: how much of what was found is right; recall: how much of what is there was found."
     )
     return [paragraph(about), table(rows, ("Class", "Precision", "Recall", "Images"))]
 
 
-def _mistakes(images: Tensor, targets: Tensor, lengths: Tensor, names: list[str], mistakes: Tensor) -> list[str]:
+def _mistakes(test: Tested) -> list[str]:
+    mistakes = test.mistakes()
     if not len(mistakes):
-        noun = "image was" if len(images) == 1 else "images were all"
-        return [paragraph(f"There are none: the {len(images):,} {noun} answered rightly.")]
-    several = targets.ndim == 2
-    answers = explain.predicted_classes(lengths, several) if several else lengths.argmax(-1)
+        noun = "image was" if len(test.images) == 1 else "images were all"
+        return [paragraph(f"There are none: the {len(test.images):,} {noun} answered rightly.")]
+    answers = explain.predicted_classes(test.lengths, True, test.each) if test.several else test.lengths.argmax(-1)
     shown = mistakes[:15]
-    figure = explain.figure_mistakes(images[shown], targets[shown], answers[shown], lengths[shown], names)
-    how_many = f"{len(mistakes):,} of {len(images):,} answers are wrong"
+    figure = explain.figure_mistakes(
+        test.images[shown], test.targets[shown], answers[shown], test.lengths[shown], test.names
+    )
+    how_many = f"{len(mistakes):,} of {len(test.images):,} answers are wrong"
     caption = f"{how_many}; the most confident of them come first, with the length of the class answered in brackets."
-    if several:
+    if test.several:
         caption = f"{how_many} in at least one class; the most confident of them come first."
     return [picture(figure, "The most confident wrong answers", caption)]
 
 
-def _reconstructions(model: nn.Module, images: Tensor, targets: Tensor, lengths: Tensor, names: list[str]) -> list[str]:
-    chosen = torch.cat([_examples(targets, EXAMPLES), explain.worst_mistakes(lengths, targets, 2)])
-    drawn = explain.reconstructions(model, images[chosen], targets[chosen])
+def _reconstructions(model: nn.Module, test: Tested) -> list[str]:
+    chosen = torch.cat([_examples(test.targets, EXAMPLES), test.mistakes(2)])
+    drawn = explain.reconstructions(model, test.images[chosen], test.targets[chosen])
     caption = (
         "What the decoder draws when it sees only the capsule of the true class, of the predicted class, or of a wrong "
         "class (the runner-up), with that capsule's length. The last columns are mistakes, where there are any."
     )
-    figure = explain.figure_reconstructions(images[chosen], drawn, names, title="")
+    figure = explain.figure_reconstructions(test.images[chosen], drawn, test.names, title="")
     return [picture(figure, "Reconstructions below their inputs", caption)]
 
 
-def _sweeps(model: nn.Module, images: Tensor, targets: Tensor, lengths: Tensor, names: list[str]) -> list[str]:
+def _pairs(model: nn.Module, test: Tested) -> list[str]:
+    few = test.images[:PAIRS], test.targets[:PAIRS]
+    drawn = explain.pair_examples(model, Batch(*few, labels=few[1].topk(2).indices.sort().values))
+    caption = (
+        f"Of the first {len(few[0]):,} images. Each class is drawn from its own capsule, in a colour of its own; the "
+        "last columns ask for a class that is not in the image."
+    )
+    figure = explain.figure_pair_examples(drawn, test.names, title="")
+    return [picture(figure, "Two classes in one image, each reconstructed from its own capsule", caption)]
+
+
+def _sweeps(model: nn.Module, test: Tested) -> list[str]:
     parts = [paragraph("One dimension of the longest class capsule is changed at a time, and the result decoded.")]
-    for index in _surest(lengths, SWEPT):
-        name = names[int(lengths[index].argmax())]
-        figure = explain.figure_sweep(explain.sweep(model, images[index]), title=f"The capsule of class {name}")
+    for index in _surest(test.lengths, SWEPT):
+        name = test.names[int(test.lengths[index].argmax())]
+        figure = explain.figure_sweep(explain.sweep(model, test.images[index]), title=f"The capsule of class {name}")
         parts.append(picture(figure, f"Dimension sweep of class {name}"))
     return parts
 
 
-def _couplings(model: nn.Module, images: Tensor, targets: Tensor, lengths: Tensor, names: list[str]) -> list[str]:
+def _couplings(model: nn.Module, test: Tested) -> list[str]:
     about = (
         "Bright is where primary capsules are both sure and coupled to the class. In the first iteration every class "
         "gets the same; from then on children move to the class whose other children agree with them. The entropy of "
         "the couplings (in nats, averaged over children) falls as they decide."
     )
     parts = [paragraph(about)]
-    chosen = dict.fromkeys([*_surest(lengths, 1), *explain.worst_mistakes(lengths, targets, 1).tolist()])
-    for index in chosen:
-        image = images[index : index + 1]
+    for index in dict.fromkeys([*_surest(test.lengths, 1), *test.mistakes(1).tolist()]):
+        image, target = test.images[index : index + 1], test.targets[index]
         heat = explain.maps_on_image(model, explain.routing_maps(model, image)[:, 0])
         entropies = explain.coupling_entropy(explain.routing_couplings(model, image)[:, 0])
-        there = targets[index].nonzero().flatten().tolist() if targets.ndim == 2 else [int(targets[index])]
-        title = f"True class: {' + '.join(names[j] for j in there) or 'none'}"
-        figure = explain.figure_routing(images[index], heat, lengths[index], entropies, names, title=title)
+        there = target.nonzero().flatten().tolist() if test.several else [int(target)]
+        title = f"True class: {' + '.join(test.names[j] for j in there) or 'none'}"
+        figure = explain.figure_routing(image[0], heat, test.lengths[index], entropies, test.names, title=title)
         parts.append(picture(figure, f"Routing maps. {title}"))
     return parts
 
 
-def _or_why_not(show: Any, model: nn.Module, *test: Any) -> list[str]:
+def _or_why_not(show: Callable[[nn.Module, Tested], list[str]], model: nn.Module, test: Tested) -> list[str]:
     """What a section shows, or the sentence that says why this model has no such thing."""
     try:
-        return show(model, *test)
+        return show(model, test)
     except UserError as error:
         return [paragraph(f"Left out: {str(error).split(': ', 1)[-1]}.")]
 

@@ -151,12 +151,20 @@ def _shared_gpu(wanted: bool) -> Iterator[dict[str, str]]:
         return
     with tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, "CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
+
+        def ask(words: bytes) -> bool:
+            return subprocess.run([control], input=words, env=environment, capture_output=True).returncode == 0
+
         started = subprocess.run([control, "-d"], env=environment, capture_output=True).returncode == 0
+        deadline = time.monotonic() + 5
+        # A process that comes before the service answers would run outside it, and the two would take turns.
+        while started and not (ready := ask(b"get_server_list\n")) and time.monotonic() < deadline:
+            time.sleep(0.1)
         try:
-            yield environment if started else dict(os.environ)
+            yield environment if started and ready else dict(os.environ)
         finally:
             if started:
-                subprocess.run([control], input=b"quit\n", env=environment, capture_output=True)
+                ask(b"quit\n")
 
 
 def _write(out: Path, recipe: Recipe, jobs: list[Job], overrides: Sequence[str], place: str) -> dict[str, Any]:

@@ -181,6 +181,7 @@ def _finish(
         test_targets=dataset.targets,
         test_lengths=lengths,
         class_names=model.class_names,
+        labels_each=splits.train.labels_each,
     )
     # The summary comes last: its presence says that the run is whole.
     aside = folder / ".summary.json"
