@@ -102,6 +102,8 @@ def evaluate(
     import torchcaps
     from torchcaps.train.evaluate import evaluate_model
 
+    if suite is not None and views:
+        raise UserError("--views and --suite do not go together")
     if suite is not None:
         _measure_suite(suite, model, against, data, n, seed, out_, device, as_json)
         return
@@ -168,7 +170,11 @@ def reproduce(
     from torchcaps.train.reproduce import reproduce as run_all
 
     settings = {"out": out_, "runs": runs, "device": device, "side_by_side": side_by_side, "overrides": set_ or ()}
-    results = run_all(recipes or (), seeds, **settings, console=out)  # type: ignore[arg-type]
+    try:
+        results = run_all(recipes or (), seeds, **settings, console=out)  # type: ignore[arg-type]
+    except KeyboardInterrupt:
+        out.print("\nstopped; the same command goes on")
+        raise typer.Exit(130) from None
     table = Table("recipe", "result", "paper", "ours", "n", "seconds", box=None, pad_edge=False)
     for each in results:
         spread = "" if each["std"] is None else f" ± {each['std']:.2f}"

@@ -86,3 +86,15 @@ def test_everything_moves_with_the_model(model):
         assert tensor.device.type == "meta"
     for module in model.modules():
         assert not [name for name, value in vars(module).items() if isinstance(value, torch.Tensor)]
+
+
+def test_compiles_in_one_graph(model, batch):
+    images, targets = batch(model, 3)
+    compiled = torch.compile(model.eval(), backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(images, targets).lengths, model(images, targets).lengths)
+
+
+def test_answers_keep_their_digits_under_autocast(model, batch):
+    images, targets = batch(model, 3)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert model(images, targets).lengths.dtype == torch.float32

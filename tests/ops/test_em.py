@@ -7,7 +7,7 @@ import torch
 
 from torchcaps.ops import em_routing, em_routing_conv
 from torchcaps.ops.em import chunked
-from torchcaps.ops.em.reference import FLOOR, Reach, fit, log_density, route_votes, share_out
+from torchcaps.ops.em.reference import FLOOR, LEAST, Reach, fit, log_density, route_votes, share_out
 
 F64 = torch.float64
 
@@ -30,9 +30,10 @@ def by_loops(votes, activation, beta_u, beta_a, iterations, temperature, in_reac
             counts = {i: share[p, i] * activation[i] for i in votes[p]}
             total = sum(counts.values())
             D = len(next(iter(votes[p].values())))
-            mean[p] = [sum(counts[i] * votes[p][i][d] for i in votes[p]) / total for d in range(D)]
+            mean[p] = [sum(counts[i] * votes[p][i][d] for i in votes[p]) / (total + LEAST) for d in range(D)]
             variance[p] = [
-                sum(counts[i] * (votes[p][i][d] - mean[p][d]) ** 2 for i in votes[p]) / total + FLOOR for d in range(D)
+                sum(counts[i] * (votes[p][i][d] - mean[p][d]) ** 2 for i in votes[p]) / (total + LEAST) + FLOOR
+                for d in range(D)
             ]
             cost = sum((beta_u[in_reach(p)] + math.log(math.sqrt(v))) * total for v in variance[p])
             active[p] = 1 / (1 + math.exp(-temperature * (1 - 0.95**t) * (beta_a[in_reach(p)] - cost)))
@@ -99,8 +100,8 @@ def test_windows_that_overlap_share_their_children():
 def test_two_children_one_parent_by_hand():
     # Votes 1 and 3, activations 0.5 and 1: mean 7/3, variance 8/9, all of it in the first M-step.
     mean, variance, total = fit(torch.tensor([1.0, 3.0]).view(1, 1, 2, 1, 1), torch.tensor([0.5, 1.0]).view(1, 1, 2, 1))
-    assert float(mean) == pytest.approx(7 / 3)
-    assert float(variance) == pytest.approx(8 / 9 + FLOOR)
+    assert float(mean) == pytest.approx(7 / 3, rel=1e-3)
+    assert float(variance) == pytest.approx(8 / 9, rel=1e-3)
     assert float(total) == pytest.approx(1.5)
     density = log_density(
         torch.tensor(3.0).view(1, 1, 1, 1, 1), torch.full((1, 1, 1, 1), 1.0), torch.full((1, 1, 1, 1), 4.0)
@@ -162,7 +163,7 @@ def test_convolution_uses_one_weight_at_all_places():
     for y in range(2):
         for x in range(2):  # a 1×1 window has one child, so its vote is the mean
             vote = pose[0, 0, :, y, x].view(2, 2) @ weight[0, 1]
-            torch.testing.assert_close(poses[0, 1, :, y, x], vote.flatten())
+            torch.testing.assert_close(poses[0, 1, :, y, x], vote.flatten(), rtol=2e-3, atol=2e-3)
 
 
 @pytest.mark.parametrize("scratch", [1, 100, 10**9])
@@ -210,10 +211,11 @@ def test_nothing_becomes_nan(case, dtype):
     activation = activation * (case != "silent")
     inputs = [x.to(dtype).requires_grad_() for x in (pose, activation, weight, beta_u, beta_a)]
     outputs = em_routing(*inputs, 3, return_couplings=True)
-    assert all(x.dtype == dtype for x in outputs)
+    assert [x.dtype for x in outputs] == [dtype, torch.float32, torch.float32]  # activations keep their digits
     assert all(x.isfinite().all() for x in outputs)
     sum((x.float() * torch.linspace(-1, 1, x.numel()).view_as(x)).sum() for x in outputs).backward()
     assert all(x.grad.isfinite().all() for x in inputs)
+    assert inputs[1].grad.abs().max() < 1e6 * max(1.0, scale)
 
 
 def test_properties_of_every_routing():
@@ -235,7 +237,8 @@ def test_an_offset_moves_every_vote_of_its_child():
     offset = torch.randn(6, 4, dtype=F64)
     moved = em_routing(pose, activation, weight, beta_u, beta_a, 1, offset=offset)
     plain = em_routing(pose, activation, weight, beta_u, beta_a, 1)
-    counts = activation / activation.sum(1, keepdim=True)
+    shares = activation / 3
+    counts = shares / (shares.sum(1, keepdim=True) + LEAST)
     torch.testing.assert_close(moved[0], plain[0] + (counts @ offset)[:, None])
 
 

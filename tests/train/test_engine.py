@@ -13,7 +13,7 @@ from torchcaps.models import load
 from torchcaps.train import engine, run
 from torchcaps.train.checkpoint import load_checkpoint, save_checkpoint
 from torchcaps.train.evaluate import evaluate_model, evaluate_together
-from torchcaps.train.recipe import load_recipe
+from torchcaps.train.recipe import load_recipe, make_recipe
 from torchcaps.train.setup import make_state, seeded
 from torchcaps.train.watch import Quiet, RunWatcher
 
@@ -91,6 +91,37 @@ def test_recorded_run_interrupted_and_resumed_is_bit_identical(tmp_path, monkeyp
     run.resume_run(tmp_path / "cut", device="cuda")
     assert "could not be" not in caplog.text  # compiled and recorded, each time
     assert same(weights_of(tmp_path / "whole"), weights_of(tmp_path / "cut"))
+
+
+JITTER = {"shift": 1, "rotate": 10, "shear": 0.1, "scale": 0.1, "elastic": 0.3, "erase": 3}
+LIGHT = {"brightness": 0.1, "contrast": 0.1, "crop": 14}
+SMALL_EM = {"name": "em_capsnet", "channels": 8, "primary": 2, "first": 3, "second": 4}
+
+
+@pytest.mark.parametrize(
+    ("model", "augment", "pairs"),
+    [
+        ({"name": "capsnet_small", "drop": 0.1}, JITTER, False),
+        ({"name": "matched_cnn", "parameters": 50_000}, LIGHT, False),
+        ({"name": "efficient_capsnet", "channels": [8, 8, 8, 16]}, {}, False),
+        (SMALL_EM, {}, False),
+        ({"name": "capsnet_small", "variant": "authors"}, {}, True),
+    ],
+    ids=["jitter", "light", "efficient", "em", "pairs"],
+)
+def test_every_kind_of_step_runs_and_on_a_gpu_is_recorded(tmp_path, monkeypatch, caplog, model, augment, pairs):
+    tree = {"name": "steps", "data": {"source": "digits", "image_size": 16, "limit": 64, "validation": 0}}
+    tree |= {"model": model, "augment": augment, "train": {"epochs": 3, "batch_size": 16, "read_test": False}}
+    if pairs:
+        digits = load_data(**tree["data"])
+        monkeypatch.setattr("torchcaps.data.multimnist.TEST_PAIRS", 20)
+        monkeypatch.setattr(run, "load_data", lambda **settings: multimnist_splits(digits))
+    folder = run.start_run(make_recipe(tree), out=tmp_path / "run")
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    if model is not SMALL_EM:  # whose margin grows with the steps
+        assert lines[-1]["train_loss"] < lines[0]["train_loss"]
+    assert lines[-1]["step"] == 12
+    assert "could not be" not in caplog.text
 
 
 def test_finished_run_says_so_and_can_be_extended(tmp_path):

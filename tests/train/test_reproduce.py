@@ -2,15 +2,24 @@
 
 import json
 import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
-import yaml
+import torch
 
+from torchcaps.data import load_data
 from torchcaps.errors import UserError
 from torchcaps.train import reproduce as module
+from torchcaps.train.checkpoint import load_checkpoint
 from torchcaps.train.recipe import list_recipes, load_recipe
-from torchcaps.train.reproduce import Job, fill_results, reproduce, write_table
+from torchcaps.train.reproduce import Job, fill_results, reproduce, write_page
+from torchcaps.train.setup import make_state
+
+CPU = torch.device("cpu")
 
 TINY = [
     *("data.image_size=12", "data.validation=40", "model.channels=4", "model.types=2", "model.hidden=[16]"),
@@ -25,6 +34,7 @@ def result(name, **more):
         "paper": 0.25,
         "open": None,
         "seconds": 61,
+        "note": "",
         "machine": "a GPU, torch 2",
         "command": f"do {name}",
     }
@@ -49,25 +59,81 @@ def test_seeds_are_trained_measured_and_put_into_a_table(tmp_path):
     stamp = (tmp_path / "runs" / "digits-0" / "summary.json").stat().st_mtime_ns
     stopped = tmp_path / "runs" / "digits-2"
     stopped.mkdir()
-    (stopped / "recipe.yaml").write_text("half")
+    (stopped / "recipe.yaml").write_text(Job.of("digits", 2, TINY, tmp_path).recipe.to_yaml())
     (again,) = reproduce(["digits"], 3, **settings)
     assert again["n"] == 3
     assert (tmp_path / "runs" / "digits-0" / "summary.json").stat().st_mtime_ns == stamp
 
+    # A run with other settings is not taken for this one, whether it is finished or not.
+    for changed in (["train.epochs=2"], []):
+        with pytest.raises(UserError, match="made with other settings"):
+            reproduce(["digits"], 1, **{**settings, "overrides": changed})
+    assert json.loads((tmp_path / "results" / "digits.json").read_text())["n"] == 3
 
-def test_an_interrupted_run_goes_on(tmp_path):
-    job = Job(load_recipe("digits"), 1, tmp_path / "digits-1")
-    assert job.command("cpu", ["a=b"])[4:] == [
-        *("--device", "cpu", "digits", "--set=a=b", "--set=train.seed=1", "--out", str(tmp_path / "digits-1")),
+
+def job(tmp_path, *overrides, seed=1):
+    return Job.of("digits", seed, overrides, tmp_path)
+
+
+def test_a_run_with_a_checkpoint_goes_on_from_it(tmp_path):
+    asked = job(tmp_path, "train.epochs=3")
+    start = [
+        "--device",
+        "cpu",
+        "digits",
+        "--set=train.epochs=3",
+        "--set=train.seed=1",
+        "--out",
+        str(tmp_path / "digits-1"),
     ]
-    (tmp_path / "digits-1" / "checkpoints").mkdir(parents=True)
-    (tmp_path / "digits-1" / "checkpoints" / "last.safetensors").touch()
-    assert job.command("cpu", [])[4:] == ["--device", "cpu", "--resume", str(tmp_path / "digits-1")]
+    assert asked.command("cpu")[4:] == start
+    (asked.folder / "checkpoints").mkdir(parents=True)
+    (asked.folder / "checkpoints" / "last.safetensors").touch()
+    assert asked.command("cpu")[4:] == ["--device", "cpu", "--resume", str(asked.folder)]
+
+
+def test_a_recipe_file_is_trained_itself(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(load_recipe("digits", ["train.epochs=7"]).to_yaml())  # its name is digits, too
+    asked = Job.of(str(path), 0, [], tmp_path)
+    assert str(path) in asked.command("cpu")
+    assert asked.recipe.train.epochs == 7
+
+
+def test_a_folder_that_is_no_run_is_left_alone(tmp_path):
+    (tmp_path / "digits-1").mkdir()
+    (tmp_path / "digits-1" / "thesis.txt").write_text("years of work")
+    with pytest.raises(UserError, match="is not a run"):
+        job(tmp_path).check()
+    assert (tmp_path / "digits-1" / "thesis.txt").exists()
 
 
 def test_of_few_images_each_seed_gets_others(tmp_path):
-    job = Job(load_recipe("digits", ["data.limit=50"]), 3, tmp_path / "digits-3")
-    assert "--set=data.split_seed=3" in job.command("cpu", [])
+    for few in ("data.limit=50", "data.per_class=5"):
+        assert job(tmp_path, few, seed=3).recipe.data.split_seed == 3
+    assert job(tmp_path, seed=3).recipe.data.split_seed == 0
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals work otherwise there")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_command_lets_its_runs_save_and_goes_on(tmp_path, number):
+    settings = [f"--set={each}" for each in (*TINY, "train.epochs=300")]
+    command = [sys.executable, "-m", "torchcaps", "reproduce", "digits", "--seeds", "1", "--device", "cpu", *settings]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    folder = tmp_path / "runs" / "reproduce" / "digits-0"
+    deadline = time.monotonic() + 60
+    while not (folder / "metrics.jsonl").exists() or len((folder / "metrics.jsonl").read_text().splitlines()) < 3:
+        assert time.monotonic() < deadline, "the run did not start"
+        time.sleep(0.1)
+    os.killpg(process.pid, number)  # as a terminal does: to everything that belongs to the command
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "the same command goes on" in output
+    log = (folder.parent / "digits-0.log").read_text()
+    assert "stopped after step" in log
+    state, _ = make_state(load_recipe(str(folder / "recipe.yaml")), load_data("digits", image_size=12).train, CPU)
+    load_checkpoint(state, folder / "checkpoints" / "last.safetensors")
+    assert state.epoch >= 2  # what was done is saved
 
 
 def test_a_failed_run_is_named_and_the_others_count(tmp_path):
@@ -79,21 +145,34 @@ def test_a_failed_run_is_named_and_the_others_count(tmp_path):
 
 
 def test_a_recipe_without_a_claim_is_refused(tmp_path):
+    places = {"out": tmp_path / "results", "runs": tmp_path / "runs"}
     with pytest.raises(UserError, match="claims no result"):
-        reproduce(["folder"], 1, out=tmp_path / "results", runs=tmp_path / "runs")
+        reproduce(["folder"], 1, **places)
+    with pytest.raises(UserError, match="read off the test set"):
+        reproduce(["digits"], 1, overrides=["train.read_test=no"], **places)
+    with pytest.raises(UserError, match="by its name"):
+        reproduce(["digits"], 1, out=Path("."), runs=tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
 
 
 def test_tables_show_the_results_a_page_asks_for(tmp_path):
     folder = tmp_path / "results"
     folder.mkdir()
-    for each in (result("one"), result("two", std=None, n=1, also={"extra": {"mean": 99.2}})):
+    extra = {"extra": {"mean": 99.2, "std": 0.1, "n": 3}}
+    for each in (result("one"), result("two", std=None, n=1, also=extra, note="by 7 networks", seconds=None)):
         (folder / f"{each['recipe']}.json").write_text(json.dumps(each))
-    page = write_table(folder)
+    (folder / "other.json").write_text('{"something": "else"}')
+    page = write_page(folder)
+    assert fill_results(page, folder)
     assert page.read_text().count("| one error % | 0.25 | – | **0.31** ± 0.03 (n = 3) | a GPU, 61 s | `do one` |") == 1
-    assert "**0.31** (n = 1); extra 99.20" in page.read_text()
+    assert "| two error % (by 7 networks) |" in page.read_text()
+    assert "**0.31** (n = 1); extra 99.20 ± 0.10 (n = 3) | a GPU |" in page.read_text()
     before = page.read_text()
-    write_table(folder)
+    fill_results(page, folder)
     assert page.read_text() == before
+    bare = tmp_path / "bare.md"
+    bare.write_text("no marks")
+    assert not fill_results(bare, folder)
     other = tmp_path / "other.md"
     other.write_text("text\n<!-- results of two -->\nold\n<!-- end of results -->\nmore\n")
     fill_results(other, folder)
@@ -104,22 +183,32 @@ def test_tables_show_the_results_a_page_asks_for(tmp_path):
 
 def test_time_with_several_runs_at_once_counts_once():
     at = "2026-01-01T00:00:{:02d}+00:00".format
-    assert module._busy([(at(0), at(10)), (at(5), at(20)), (at(30), at(40)), (at(31), at(32))]) == 30
+    spans = ((at(0), at(10)), (at(5), at(20)), (at(30), at(40)), (at(31), at(32)))
+    assert module._busy([{"started": start, "finished": end} for start, end in spans]) == 30
 
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
 
-def test_every_claimed_figure_is_the_measured_one():
-    for name in list_recipes():
-        recipe = load_recipe(name)
-        if recipe.claim is None or recipe.claim.mean is None:
-            continue
-        measured = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
-        assert measured["mean"] == pytest.approx(recipe.claim.mean, abs=0.005), name
-        assert measured["measure"] == recipe.claim.measure
-        assert measured["n"] >= 1
-        assert yaml.safe_load(recipe.to_yaml())["claim"]["mean"] == recipe.claim.mean
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)
+def test_every_measured_figure_is_claimed_by_the_recipe_that_was_measured(path):
+    measured, recipe = json.loads(path.read_text(encoding="utf-8")), load_recipe(path.stem)
+    assert recipe.claim is not None
+    assert recipe.claim.mean == pytest.approx(measured["mean"], abs=0.005)
+    assert recipe.claim.measure == measured["measure"]
+    assert len(measured["values"]) == measured["n"]
+    assert sum(measured["values"].values()) / measured["n"] == pytest.approx(measured["mean"], abs=1e-3)
+    now = recipe.model_dump(mode="json")
+    for section, settings in measured["settings"].items():
+        ignored = ("seed", "split_seed")
+        known = {k: v for k, v in settings.items() if k not in ignored} if isinstance(settings, dict) else settings
+        current = {k: now[section].get(k) for k in known} if isinstance(settings, dict) else now[section]
+        assert current == known, section
+
+
+def test_no_figure_is_claimed_that_was_not_measured():
+    claimed = {name for name in list_recipes() if (claim := load_recipe(name).claim) and claim.mean is not None}
+    assert claimed == {path.stem for path in RESULTS.glob("*.json")}
 
 
 @pytest.fixture

@@ -39,6 +39,7 @@ def load_data(
     test: float = 0.2,
     split_seed: int = 0,
     limit: int | None = None,
+    per_class: int | None = None,
 ) -> Splits:
     """Images to train on, to choose by and to test with.
 
@@ -49,13 +50,14 @@ def load_data(
     validation  fraction (below 1) or number of images held out from training; 0 for none
     test        the same for sources without a test set of their own; does not change with split_seed
     limit       at most so many training images, for a quick run
+    per_class   exactly so many training images of each class
     """
     if source not in SOURCES:
         hint = "for a folder of images say source='folder' and path=" if Path(source).exists() else ""
         raise UserError(f"unknown data source {source!r}: {hint or did_you_mean(source, SOURCES)}")
     size = check_size(image_size)
     check_channels(channels)
-    plan = HoldOut(validation, test, split_seed, limit)
+    plan = HoldOut(validation, test, split_seed, limit, per_class)
     return SOURCES[source](None if path is None else Path(path).expanduser(), size, channels, plan)
 
 
@@ -110,6 +112,8 @@ def _multimnist_shift6(path: Path | None, size: Size, channels: int | None, plan
 
 def _unpadded(size: Size, padding: int) -> Size:
     """The size of a digit when an image of this size is asked for."""
+    if size is not None and min(size) <= padding:
+        raise UserError(f"image_size={size[0]}×{size[1]} leaves no room for a digit: give more than {padding}")
     return None if size is None else (size[0] - padding, size[1] - padding)
 
 

@@ -38,6 +38,7 @@ class HoldOut:
     test: float = 0.2
     seed: int = 0
     limit: int | None = None
+    per_class: int | None = None
 
     def __post_init__(self) -> None:
         for name, amount in (("validation", self.validation), ("test", self.test)):
@@ -48,10 +49,12 @@ class HoldOut:
                 )
         if self.limit is not None and self.limit < 1:
             raise UserError(f"limit={self.limit}: give the number of training images to keep, at least 1")
+        if self.per_class is not None and (self.per_class < 1 or self.limit is not None):
+            raise UserError(f"per_class={self.per_class}: give at least 1, and no limit beside it")
 
 
 def divide(train: T, validation: T | None, test: T | None, plan: HoldOut) -> tuple[T, T | None, T | None]:
-    """Hold out what the source did not come with, then keep at most `limit` images for training."""
+    """Hold out what the source did not come with, then keep at most `limit` images, or `per_class` of each class."""
     if not len(train.targets):
         raise UserError("there are no training images in this data set")
     take_test = test is None and plan.test > 0
@@ -61,6 +64,8 @@ def divide(train: T, validation: T | None, test: T | None, plan: HoldOut) -> tup
         train, test = _hold_out(train, plan.test, TEST_SEED, "test")
     if take_validation:
         train, validation = _hold_out(train, plan.validation, plan.seed, "validation")
+    if plan.per_class is not None:
+        train = train.subset(_choose(train, _alike(train, plan.per_class), plan.seed)[0])
     if plan.limit is not None and plan.limit < len(train.targets):
         sizes = strata(train.targets, len(train.class_names)).bincount().tolist()
         least = int(plan.limit >= sum(n > 0 for n in sizes))
@@ -119,6 +124,15 @@ def _hold_out(data: T, amount: float, seed: int, name: str) -> tuple[T, T]:
         taken = apportion(sizes, total, most, least if total >= sum(n > 0 for n in sizes) else 0)
     chosen, rest = _choose(data, taken, seed)
     return data.subset(rest), data.subset(chosen)
+
+
+def _alike(data: Labelled, each: int) -> list[int]:
+    """The same number of every class."""
+    sizes = strata(data.targets, len(data.class_names)).bincount(minlength=len(data.class_names)).tolist()
+    small = [name for name, size in zip(data.class_names, sizes) if size < each]
+    if small:
+        raise UserError(f"per_class={each}: there are fewer images of {', '.join(map(repr, small[:5]))}")
+    return [each] * len(sizes)
 
 
 def _choose(data: Labelled, taken: list[int], seed: int) -> tuple[Tensor, Tensor]:

@@ -29,13 +29,13 @@ def concurrent(layers: Iterable[nn.Module], children: Capsules | Tensor, iterati
         poses.append(layer.route(poses[-1] if poses else children_BIK, 1)[0].pose)
     for _ in range(iterations - 1):
         poses = [_update(*each) for each in zip(stack, [children_BIK, *poses], poses)]
-    weights = dict(stack[-1].named_parameters(recurse=False))
+    weights = stack[-1].weights
     return Capsules(poses[-1], presence(poses[-1], weights["classifier"], weights["classifier_bias"]))
 
 
 def _update(layer: DenseCaps, below_BIK: Tensor, own_BJD: Tensor) -> Tensor:
     """The poses (B, J, D) of a layer one iteration later."""
-    weights = dict(layer.named_parameters(recurse=False))
+    weights = layer.weights
     scale, shift = weights["norm_scale"], weights["norm_shift"]
     poses = inverted_attention_routing(below_BIK, weights["weight"], scale, shift, 1, parents=own_BJD)
     assert isinstance(poses, Tensor)  # no couplings were asked for

@@ -65,8 +65,10 @@ class DenseCaps(nn.Module):
         self.weight = nn.Parameter(torch.empty(in_capsules, out_capsules, *shape))
         nn.init.trunc_normal_(self.weight, std=std, a=-2 * std, b=2 * std)
         self.bias = nn.Parameter(torch.full((out_capsules, out_dim), 0.1)) if bias else None
-        for name, values in kind.learns(in_capsules, out_capsules, out_dim).items():
+        learned = kind.learns(in_capsules, out_capsules, out_dim)
+        for name, values in learned.items():
             self.register_parameter(name, nn.Parameter(values))
+        self._names = ("weight", *(["bias"] if bias else []), *learned)
 
     def forward(
         self, children: Capsules | Tensor, *, return_couplings: bool = False
@@ -85,8 +87,12 @@ class DenseCaps(nn.Module):
                 f"DenseCaps({self.extra_repr()}): expected a pose of shape (B, {self.in_capsules}, {self.in_dim}), "
                 f"got {tuple(u.shape)}; set in_capsules and in_dim to what the layer below gives"
             )
-        weights = dict(self.named_parameters(recurse=False))
-        return ROUTINGS[self.routing].route(children, weights, iterations, self.leaky, couplings)
+        return ROUTINGS[self.routing].route(children, self.weights, iterations, self.leaky, couplings)
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """All that routing learns, by name, as it stands: pruned or parametrised, where a layer is."""
+        return {name: getattr(self, name) for name in self._names}
 
     def extra_repr(self) -> str:
         return (

@@ -49,8 +49,12 @@ class EMCapsNet(ImageModel):
                 f"em_capsnet: images of {sides[0]}×{sides[1]} are too small for its layers: they must be at least "
                 f"{least}×{least}. Enlarge them (data.image_size)"
             )
-        self.warmth = tuple(inverse_temperature)
-        settings = {"iterations": iterations, "inverse_temperature": self.warmth[0]}
+        if isinstance(inverse_temperature, (int, float)) or len(inverse_temperature) != 2:
+            raise UserError(
+                f"em_capsnet: inverse_temperature is two numbers, first and last, got {inverse_temperature}"
+            )
+        self.schedule = tuple(inverse_temperature)
+        settings = {"iterations": iterations, "inverse_temperature": self.schedule[0]}
         self.conv = nn.Conv2d(colours, channels, 5, stride=2, padding=2, bias=not batch_norm)
         self.norm = nn.BatchNorm2d(channels) if batch_norm else nn.Identity()
         self.primary = MatrixPrimaryCaps(channels, primary, size)
@@ -66,9 +70,9 @@ class EMCapsNet(ImageModel):
 
     def anneal(self, progress: float) -> None:
         """Set the inverse temperature for this part of training, 0 to 1: activations harden as it goes on."""
-        cold, warm = self.warmth
+        first, last = self.schedule
         for layer in (self.first, self.second, self.classes):
-            layer.inverse_temperature.fill_(cold + (warm - cold) * progress)
+            layer.inverse_temperature.fill_(first + (last - first) * progress)
 
 
 def em_capsnet(image_shape: Sequence[int] = (1, 28, 28), num_classes: int = 10, **options: Any) -> EMCapsNet:

@@ -141,7 +141,7 @@ class Result(NamedTuple):
 def evaluate(model: ImageModel, dataset: Dataset, task: Classify, views: bool = False) -> Result:
     """A model's answers to a data set, in float32 and as they are: no augmentation, centre crops only.
 
-    views  answer by the mean over nine views of each image, moved by up to a pixel (the loss stays that of the first)
+    views  answer by the mean over nine views of each image, moved by up to a pixel; the loss is that of the image
     """
     was_training = model.training
     model.eval()

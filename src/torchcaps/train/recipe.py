@@ -9,6 +9,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from torchcaps.data import SOURCES
 from torchcaps.errors import UserError, did_you_mean
 
 
@@ -27,6 +28,7 @@ class DataSection(Section):
     test: float = Field(0.2, ge=0)  # where the source has no test split of its own
     split_seed: int = 0
     limit: int | None = Field(None, ge=1)
+    per_class: int | None = Field(None, ge=1)
 
 
 class AugmentSection(Section):
@@ -148,9 +150,13 @@ def make_recipe(tree: dict[str, Any], overrides: list[str] | tuple[str, ...] = (
     for override in overrides:
         _override(tree, override)
     try:
-        return Recipe.model_validate(tree)
+        recipe = Recipe.model_validate(tree)
     except ValidationError as error:
         raise UserError(f"recipe {tree.get('name')}: " + "; ".join(map(_explain, error.errors()))) from error
+    for name in recipe.also:
+        if name not in SOURCES:
+            raise UserError(f"recipe {recipe.name}: also: there is no data set {name!r}: {did_you_mean(name, SOURCES)}")
+    return recipe
 
 
 def _override(tree: dict[str, Any], assignment: str) -> None:

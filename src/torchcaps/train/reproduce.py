@@ -11,15 +11,18 @@ import math
 import os
 import re
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -36,11 +39,25 @@ HEAD = ("result", "paper", "best open", "ours", "on", "by")
 
 
 class Job(NamedTuple):
-    """One seed of one recipe."""
+    """One seed of one recipe.
 
+    given      the recipe's name, or its file
+    settings   what is overridden, the seed included
+    recipe     all of that together
+    """
+
+    given: str
+    settings: tuple[str, ...]
     recipe: Recipe
-    seed: int
     folder: Path
+
+    @staticmethod
+    def of(given: str, seed: int, overrides: Sequence[str], runs: Path) -> Job:
+        asked = load_recipe(given, tuple(overrides))
+        settings = [*overrides, f"train.seed={seed}"]
+        if asked.data.limit is not None or asked.data.per_class is not None:
+            settings.append(f"data.split_seed={seed}")  # of few images, each seed gets others
+        return Job(given, tuple(settings), load_recipe(given, tuple(settings)), runs / f"{asked.name}-{seed}")
 
     @property
     def done(self) -> bool:
@@ -48,18 +65,31 @@ class Job(NamedTuple):
 
     @property
     def log(self) -> Path:
-        return self.folder.with_suffix(".log")
+        return self.folder.parent / f"{self.folder.name}.log"
 
-    def command(self, device: str, overrides: Sequence[str]) -> list[str]:
+    def check(self) -> None:
+        """Whether what is in the folder, if anything, is this very run: nothing else may count as its result."""
+        if not self.folder.exists():
+            return
+        if not (self.folder / "recipe.yaml").is_file():
+            raise UserError(f"{self.folder} is not a run: move it away, or give another folder with --runs")
+        try:
+            same = _settings(load_recipe(str(self.folder / "recipe.yaml"))) == _settings(self.recipe)
+        except UserError:  # a recipe of another version
+            same = False
+        if not same:
+            raise UserError(
+                f"{self.folder} was made with other settings than are asked for now: remove it, or give another folder "
+                "with --runs"
+            )
+
+    def command(self, device: str) -> list[str]:
         train = [sys.executable, "-m", "torchcaps", "train", "--device", device]
         if (self.folder / "checkpoints" / "last.safetensors").is_file():
             return [*train, "--resume", str(self.folder)]
         if self.folder.exists():  # it was stopped before its first checkpoint
             shutil.rmtree(self.folder)
-        settings = [*overrides, f"train.seed={self.seed}"]
-        if self.recipe.data.limit is not None:
-            settings.append(f"data.split_seed={self.seed}")  # of few images, each seed gets others
-        return [*train, self.recipe.name, *(f"--set={each}" for each in settings), "--out", str(self.folder)]
+        return [*train, self.given, *(f"--set={each}" for each in self.settings), "--out", str(self.folder)]
 
 
 def reproduce(
@@ -75,22 +105,24 @@ def reproduce(
 ) -> list[dict[str, Any]]:
     """Train each recipe with seeds 0 … seeds-1; write `out/<recipe>.json` and the table of all in `out.md`."""
     console = console or Console(quiet=True)
-    recipes = [load_recipe(name, overrides) for name in names or claimed()]
-    for recipe in recipes:
-        if recipe.claim is None:
-            raise UserError(
-                f"{recipe.name} claims no result: `reproduce` is for recipes that do, {', '.join(claimed())}"
-            )
-    jobs = [Job(recipe, seed, runs / f"{recipe.name}-{seed}") for recipe in recipes for seed in range(seeds)]
+    given = [str(Path(name).resolve()) if name.endswith((".yaml", ".yml")) else name for name in names or claimed()]
+    groups = {name: [Job.of(name, seed, overrides, runs) for seed in range(seeds)] for name in given}
+    jobs = [job for group in groups.values() for job in group]
+    for job in jobs:
+        if job.recipe.claim is None:
+            known = ", ".join(claimed())
+            raise UserError(f"{job.recipe.name} claims no result: `reproduce` is for recipes that do, {known}")
+        if not job.recipe.train.read_test:
+            raise UserError("train.read_test=no: a result is read off the test set; use `torchcaps train` to choose")
+        job.check()
+    _check_place(out)
     cuda = torch.cuda.is_available() and device in ("auto", "cuda", "gpu")
     at_once = side_by_side or (SIDE_BY_SIDE if cuda else 1)
-    failed = _run_all([job for job in jobs if not job.done], at_once, cuda, device, overrides, console)
-    results = []
-    for recipe in recipes:
-        finished = [job for job in jobs if job.recipe is recipe and job.done]
-        if finished:
-            results.append(_write(out, recipe, finished, overrides, "cuda" if cuda else "cpu"))
-    write_table(out)
+    failed = _run_all([job for job in jobs if not job.done], at_once, cuda, device, console)
+    whole = [group for group in groups.values() if all(job.done for job in group)]
+    results = [_write(out, group, overrides, "cuda" if cuda else "cpu") for group in whole]
+    if results and not fill_results(write_page(out), out):
+        console.print(f"{out}.md has no <!-- results --> to fill", highlight=False, markup=False)
     if failed:
         raise UserError(
             f"{len(failed)} of {len(jobs)} runs failed; their logs: {', '.join(str(job.log) for job in failed[:3])}. "
@@ -99,36 +131,54 @@ def reproduce(
     return results
 
 
+def _settings(recipe: Recipe) -> dict[str, Any]:
+    """All of a recipe that decides what a run does."""
+    return recipe.model_dump(exclude={"name", "description", "claim"})
+
+
+def _check_place(out: Path) -> None:
+    if not out.name:
+        raise UserError(f"--out {out}: give a folder by its name; the table is written beside it")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--out {out}: it cannot be written to: {error.strerror or error}") from error
+
+
 def claimed() -> list[str]:
     """The recipes that claim a result."""
     return [name for name in list_recipes() if load_recipe(name).claim is not None]
 
 
-def _run_all(
-    jobs: list[Job], at_once: int, cuda: bool, device: str, overrides: Sequence[str], console: Console
-) -> list[Job]:
+def _run_all(jobs: list[Job], at_once: int, cuda: bool, device: str, console: Console) -> list[Job]:
     """Run them, `at_once` at a time; returns those that failed."""
-    waiting, running, failed = list(jobs), dict[Job, subprocess.Popen[bytes]](), list[Job]()
-    with _shared_gpu(cuda and min(at_once, len(jobs)) > 1) as environment:
+    waiting, running, failed = list(jobs), dict[Path, tuple[Job, subprocess.Popen[bytes]]](), list[Job]()
+    with _stopped_by_sigterm(), _shared_gpu(cuda and min(at_once, len(jobs)) > 1) as environment:
         try:
             while waiting or running:
                 while waiting and len(running) < at_once:
                     job = waiting.pop(0)
                     job.folder.parent.mkdir(parents=True, exist_ok=True)
                     with job.log.open("ab") as log:
-                        running[job] = subprocess.Popen(
-                            job.command(device, overrides), stdout=log, stderr=subprocess.STDOUT, env=environment
+                        # In a session of its own: a Ctrl-C comes here only, and reaches each run once, below.
+                        process = subprocess.Popen(
+                            job.command(device),
+                            stdout=log,
+                            stderr=subprocess.STDOUT,
+                            env=environment,
+                            start_new_session=True,
                         )
-                for job in [job for job, process in running.items() if process.poll() is not None]:
-                    running.pop(job)
+                    running[job.folder] = job, process
+                for folder in [folder for folder, (_, process) in running.items() if process.poll() is not None]:
+                    job, _ = running.pop(folder)
                     if not job.done:
                         failed.append(job)
-                    console.print(f"{job.recipe.name}, seed {job.seed}: {_told(job)}", highlight=False, markup=False)
+                    console.print(f"{folder.name}: {_told(job)}", highlight=False, markup=False)
                 time.sleep(0.2)
         finally:
-            for process in running.values():  # each saves its state and stops
+            for _, process in running.values():  # each saves its state and stops
                 process.terminate()
-            for process in running.values():
+            for _, process in running.values():
                 process.wait()
     return failed
 
@@ -139,6 +189,23 @@ def _told(job: Job) -> str:
         return f"failed: {text.splitlines()[-1] if text else 'no message'}"
     summary = json.loads((job.folder / "summary.json").read_text(encoding="utf-8"))
     return f"{_measured(job.recipe, summary['test_accuracy']):.2f} % {job.recipe.claim.measure}"  # type: ignore[union-attr]
+
+
+@contextmanager
+def _stopped_by_sigterm() -> Iterator[None]:
+    """Let a scheduler's wish to stop end the runs as a Ctrl-C does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager
@@ -167,9 +234,9 @@ def _shared_gpu(wanted: bool) -> Iterator[dict[str, str]]:
                 ask(b"quit\n")
 
 
-def _write(out: Path, recipe: Recipe, jobs: list[Job], overrides: Sequence[str], place: str) -> dict[str, Any]:
+def _write(out: Path, jobs: list[Job], overrides: Sequence[str], place: str) -> dict[str, Any]:
     """One recipe's result over its seeds, written to `out/<recipe>.json`."""
-    claim = recipe.claim
+    recipe, claim = jobs[0].recipe, jobs[0].recipe.claim
     assert claim is not None
     summaries = [json.loads((job.folder / "summary.json").read_text(encoding="utf-8")) for job in jobs]
     values = [_measured(recipe, summary["test_accuracy"]) for summary in summaries]
@@ -186,14 +253,15 @@ def _write(out: Path, recipe: Recipe, jobs: list[Job], overrides: Sequence[str],
         "result": claim.result,
         "measure": claim.measure,
         **_spread(values),
-        "values": {job.seed: round(value, 4) for job, value in zip(jobs, values)},
+        "values": {summary["seed"]: round(value, 4) for summary, value in zip(summaries, values)},
         "test_n": summaries[0]["test_n"],
         "also": {name: _spread(figures) for name, figures in also.items()},
         "parameters": summaries[0]["parameters"],
         "epochs": [summary["epochs"] for summary in summaries],
-        "seconds": round(_busy([(summary["started"], summary["finished"]) for summary in summaries])),
-        "machine": summaries[0]["machine"],
+        "seconds": None if any(summary["resumed"] for summary in summaries) else round(_busy(summaries)),
+        "machine": "; ".join(dict.fromkeys(summary["machine"] for summary in summaries)),
         "command": f"torchcaps reproduce {recipe.name} --seeds {len(jobs)}{asked}",
+        "settings": recipe.model_dump(mode="json", exclude={"name", "description", "claim"}),
         "paper": claim.paper,
         "open": claim.open,
         "note": claim.note,
@@ -215,8 +283,9 @@ def _spread(values: list[float]) -> dict[str, Any]:
     return {"n": len(values), "mean": round(statistics.mean(values), 4), "std": None if std is None else round(std, 4)}
 
 
-def _busy(spans: list[tuple[str, str]]) -> float:
+def _busy(summaries: list[dict[str, Any]]) -> float:
     """Seconds during which at least one of the runs ran."""
+    spans = [(summary["started"], summary["finished"]) for summary in summaries]
     total, until = 0.0, -math.inf
     for start, end in sorted(
         (datetime.fromisoformat(a).timestamp(), datetime.fromisoformat(b).timestamp()) for a, b in spans
@@ -226,31 +295,47 @@ def _busy(spans: list[tuple[str, str]]) -> float:
     return total
 
 
-def write_table(out: Path) -> Path:
-    """Fill the marks in `out.md` from all files in `out`; the page is made if it is not there."""
-    page = out.with_suffix(".md")
+def write_page(out: Path) -> Path:
+    """`out.md`, made with a place for the table if it is not there."""
+    page = out.with_name(f"{out.name}.md")
     if not page.is_file():
         page.write_text("# Results\n\n<!-- results -->\n<!-- end of results -->\n", encoding="utf-8")
-    fill_results(page, out)
     return page
 
 
-def fill_results(page: Path, folder: Path) -> None:
-    """Put the results of a folder between the marks of a page: <!-- results --> or <!-- results of A,B,… -->."""
-    found = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))}
+def fill_results(page: Path, folder: Path) -> bool:
+    """Put the results of a folder between the marks of a page: <!-- results --> or <!-- results of A,B,… -->.
+
+    returns  whether there were any
+    """
+    files = (json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json")))
+    found = {each["recipe"]: each for each in files if "recipe" in each and "measure" in each}
 
     def table(match: re.Match[str]) -> str:
         names = match[2].split(",") if match[2] else list(found)
         rows = [HEAD, ("---",) * len(HEAD), *(_row(found[name]) for name in names if name in found)]
         return match[1] + "".join(f"| {' | '.join(row)} |\n" for row in rows) + match[3]
 
-    page.write_text(MARKS.sub(table, page.read_text(encoding="utf-8")), encoding="utf-8")
+    text, count = MARKS.subn(table, page.read_text(encoding="utf-8"))
+    page.write_text(text, encoding="utf-8")
+    return count > 0
 
 
 def _row(result: dict[str, Any]) -> tuple[str, ...]:
-    spread = f" ± {result['std']:.2f}" if result["std"] is not None else ""
-    ours = f"**{result['mean']:.2f}**{spread} (n = {result['n']})"
-    also = "".join(f"; {name} {each['mean']:.2f}" for name, each in result["also"].items())
+    also = "".join(f"; {name} {_figure(each)}" for name, each in result["also"].items())
     device = result["machine"].split(",")[0]
     shown = ["–" if value is None else f"{value:g}" for value in (result["paper"], result["open"])]
-    return (result["result"], *shown, ours + also, f"{device}, {result['seconds']} s", f"`{result['command']}`")
+    words = result["result"] + (f" ({result['note']})" if result["note"] else "")
+    seconds = "" if result["seconds"] is None else f", {result['seconds']} s"
+    return (
+        words,
+        *shown,
+        f"**{result['mean']:.2f}**{_figure(result, mean=False)}{also}",
+        device + seconds,
+        f"`{result['command']}`",
+    )
+
+
+def _figure(spread: dict[str, Any], mean: bool = True) -> str:
+    std = f" ± {spread['std']:.2f}" if spread["std"] is not None else ""
+    return (f"{spread['mean']:.2f}" if mean else "") + f"{std} (n = {spread['n']})"

@@ -40,7 +40,7 @@ def resume_run(
     if not (folder / "recipe.yaml").is_file():
         raise UserError(f"{folder} is not a run: it has no recipe.yaml; give the folder that `torchcaps train` named")
     for override in overrides:
-        if override.startswith(("data.", "train.batch_size=", "train.seed=")):
+        if override.startswith(("data.", "train.batch_size=", "train.seed=", "train.repeat=")):
             raise UserError(f"--resume: {override.partition('=')[0]} is fixed by the run; start a new run to change it")
     recipe = load_recipe(str(folder / "recipe.yaml"), overrides)
     return _run(recipe, folder, device, console or Console(quiet=True), resume=True)
@@ -65,7 +65,8 @@ def _run(recipe: Recipe, folder: Path, device: str, console: Console, resume: bo
                     f"the data of {folder} has changed since it began: its test images may have been trained on"
                 )
             if engine.finished(state, recipe.train) and (folder / "summary.json").is_file():
-                raise UserError(f"{folder} has finished its {state.epoch} epochs: add more with --epochs")
+                more = "add more with --epochs" if state.epoch >= recipe.train.epochs else "it reached train.stop_at"
+                raise UserError(f"{folder} has finished its {state.epoch} epochs: {more}")
         _prepare_folder(folder, recipe)
         (folder / "summary.json").unlink(missing_ok=True)  # of the run before it was extended
         _announce(recipe, splits, state.model, fabric.device, console)
@@ -82,7 +83,7 @@ def _run(recipe: Recipe, folder: Path, device: str, console: Console, resume: bo
                 soft_wrap=True,
             )
             raise
-    _finish(folder, recipe, splits, state, task, started, _peak_memory(fabric.device), console)
+    _finish(folder, recipe, splits, state, task, started, resume, _peak_memory(fabric.device), console)
     return folder
 
 
@@ -124,6 +125,7 @@ def _finish(
     state: State,
     task: Classify,
     started: datetime,
+    resumed: bool,
     peak: int | None,
     console: Console,
 ) -> None:
@@ -164,12 +166,13 @@ def _finish(
         "test_n": len(measured["test"]) if "test" in measured else 0,
         "also": {name: evaluate_model(model, name)["accuracy"] for name in recipe.also} if "test" in measured else {},
         "peak_memory_mib": peak,
+        "resumed": resumed,
         "started": started.isoformat(timespec="seconds"),
         "finished": datetime.now().astimezone().isoformat(timespec="seconds"),
     }
     shown = "test" if "test" in results else "validation" if "validation" in results else None
-    dataset: Dataset = measured[shown] if shown else splits.train
-    lengths = (results[shown] if shown else engine.evaluate(model, dataset, task)).lengths
+    dataset: Dataset = measured[shown] if shown else splits.train.subset(torch.arange(0))
+    lengths = results[shown].lengths if shown else torch.zeros(0, model.num_classes)
     report = write_report(
         folder / "report.html",
         title=f"{recipe.name} (seed {recipe.train.seed})",
@@ -177,7 +180,7 @@ def _finish(
         recipe_text=recipe.to_yaml(),
         history=state.history,
         model=model,
-        test_images=model.prepare(dataset.images).cpu(),
+        test_images=model.prepare(dataset.images).cpu() if shown else dataset.images,
         test_targets=dataset.targets,
         test_lengths=lengths,
         class_names=model.class_names,

@@ -10,11 +10,12 @@ from contextlib import contextmanager
 import torch
 
 from torchcaps.data import Dataset
+from torchcaps.data.multimnist import Digits
 from torchcaps.errors import UserError
 from torchcaps.layers import DenseCaps
 from torchcaps.models import ImageModel, create_model
 from torchcaps.train.checkpoint import State
-from torchcaps.train.recipe import Recipe
+from torchcaps.train.recipe import AugmentSection, Recipe
 from torchcaps.train.tasks import Classify
 
 LARGE = 20_000_000  # parameters of one capsule layer: a hundred times what 32×32 images give
@@ -31,6 +32,8 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
 
 def make_state(recipe: Recipe, data: Dataset, device: torch.device) -> tuple[State, Classify]:
     """A new model for this data, with optimiser and random state, on the device; and what it is to learn."""
+    if isinstance(data, Digits) and recipe.augment != AugmentSection():
+        raise UserError("augment: pairs of digits move by their own data set's shift; leave augment away")
     cuda = device.type == "cuda"
     model = make_model(recipe, data).to(device)
     if cuda:

@@ -38,6 +38,11 @@ def run_suite(
     """
     if suite not in SUITES:
         raise UserError(f"unknown suite {suite!r}: {did_you_mean(suite, SUITES)}")
+    if out is not None:
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"--out {out}: it cannot be written to: {error.strerror or error}") from error
     models = {names[0]: model}
     if against is not None:
         _check_pair(model, against, names)
@@ -52,9 +57,9 @@ def run_suite(
     chosen, _, _ = divide(dataset, None, None, HoldOut(validation=0, test=0, seed=seed, limit=n))
     result = {**SUITES[suite](models, model.prepare(chosen.images), chosen.targets, seed=seed), "data": source}
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        (out / f"{suite}.json").write_text(json.dumps(result, indent=1) + "\n")
-        (out / f"{suite}.png").write_bytes(png_bytes(FIGURES[suite](result)))
+        picture = png_bytes(FIGURES[suite](result))
+        (out / f"{suite}.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        (out / f"{suite}.png").write_bytes(picture)
     return result
 
 

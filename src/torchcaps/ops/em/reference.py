@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 FLOOR = 1e-4  # added to variances: votes that all agree would make a Gaussian of no width
-TINY = 1e-12  # of what counts for a parent that no child counts for
+LEAST = 1e-4  # added to what counts for a parent: where nothing does, nothing follows from it
 STEP = 0.95  # of the inverse temperature: 1 - 0.95^t of it are reached in iteration t
 
 
@@ -85,7 +85,7 @@ def fit(votes_BLNJD: Tensor, weight_BLNJ: Tensor) -> tuple[Tensor, Tensor, Tenso
     """M-step: the mean and variance (B, L, J, D) of the votes, each counting as much as its weight; and the weights'
     sum (B, L, J)."""
     total_BLJ = weight_BLNJ.sum(2)
-    share_BLNJ1 = (weight_BLNJ / (total_BLJ + TINY)[:, :, None])[..., None]
+    share_BLNJ1 = (weight_BLNJ / (total_BLJ + LEAST)[:, :, None])[..., None]
     mean_BLJD = (share_BLNJ1 * votes_BLNJD).sum(2)
     variance_BLJD = (share_BLNJ1 * (votes_BLNJD - mean_BLJD[:, :, None]).square()).sum(2) + FLOOR
     return mean_BLJD, variance_BLJD, total_BLJ

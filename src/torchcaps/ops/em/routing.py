@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Literal, overload
 
+import torch
 from torch import Tensor
 
 from torchcaps.ops.em import chunked
@@ -125,12 +126,13 @@ def _route(
     inverse_temperature: float | Tensor,
     offset: Tensor | None,
 ) -> tuple[Tensor, ...]:
-    """In at least float32, whatever the inputs; the results as the poses came."""
+    """In at least float32, whatever the inputs; poses come out as poses and weights went in, the rest stays so."""
     with no_autocast(pose):
         pose_, activation_, weight_, u_, a_ = map(at_least_float32, (pose, activation, weight, beta_u, beta_a))
         offset_ = None if offset is None else at_least_float32(offset)
         found = chunked.route(pose_, activation_, weight_, reach, u_, a_, iterations, inverse_temperature, offset_)
-    return tuple(each.to(pose.dtype) for each in found)
+    poses, activations, shares = found
+    return poses.to(torch.promote_types(pose.dtype, weight.dtype)), activations, shares
 
 
 def _check(
