@@ -19,6 +19,10 @@ from torchcaps.models import CapsNet
 from torchcaps.train.step import tuned
 
 STEPS = 5
+ROUTING = {
+    *("sum_couplings", "sum_couplings_backward", "gather", "gradient_of_w"),
+    *("finish_forward", "finish_backward", "finish_u"),
+}
 
 
 def main() -> None:
@@ -30,19 +34,43 @@ def main() -> None:
     torch.manual_seed(0)
     images = torch.rand(arguments.batch, 1, 28, 28, device=device)
     targets = torch.arange(arguments.batch, device=device) % 10
-    rows: list[tuple[str, str, str, str]] = []
+    rows: list[tuple[str, str, str, str, str]] = []
     with tuned(device, tensor_cores=True):
         for name, model in (("CapsNet", CapsNet()), ("floor", Floor())):
-            kernels = time_kernels(model.to(device), images, targets)
-            rows.append((name, "all kernels", "", f"{sum(us for us, _ in kernels.values()):.1f}"))
-            for kernel, (us, calls) in sorted(kernels.items(), key=lambda item: -item[1][0]):
-                rows.append((name, kernel[:80], f"{calls:g}", f"{us:.1f}"))
-    head = ("network", "kernel", "calls a step", "microseconds a step")
+            rows += table(name, time_kernels(model.to(device), images, targets))
+    head = ("network", "kind", "kernel", "calls a step", "microseconds a step")
     for row in (head, *rows):
-        print("{:8} {:80} {:>12} {:>20}".format(*row))
+        print("{:8} {:14} {:80} {:>12} {:>20}".format(*row))
     if arguments.out:
         with arguments.out.open("w", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows([head, *rows])
+
+
+def table(network: str, kernels: dict[str, tuple[float, float]]) -> list[tuple[str, str, str, str, str]]:
+    """Rows of the kinds, then of every kernel, those that take longest first."""
+    kinds: dict[str, float] = defaultdict(float)
+    for kernel, (us, _) in kernels.items():
+        kinds[kind_of(kernel)] += us
+    sums = {"all": sum(kinds.values()), **dict(sorted(kinds.items(), key=lambda item: -item[1]))}
+    rows = [(network, kind, "all", "", f"{us:.1f}") for kind, us in sums.items()]
+    for kernel, (us, calls) in sorted(kernels.items(), key=lambda item: -item[1][0]):
+        rows.append((network, kind_of(kernel), kernel[:80], f"{calls:g}", f"{us:.1f}"))
+    return rows
+
+
+def kind_of(kernel: str) -> str:
+    """What a kernel is for, by its name."""
+    if kernel in ROUTING:
+        return "routing"
+    if kernel in ("_forward", "_backward"):
+        return "squash"
+    if kernel.startswith("triton_"):
+        return "element-wise"
+    if any(word in kernel for word in ("cudnn", "cutlass", "convolve", "xmma")):
+        return "convolutions"
+    if "multi_tensor" in kernel:
+        return "Adam"
+    return "dense layers" if "nvjet" in kernel or "gemm" in kernel else "element-wise"
 
 
 def time_kernels(model: torch.nn.Module, images: torch.Tensor, targets: torch.Tensor) -> dict[str, tuple[float, float]]:

@@ -80,7 +80,8 @@ def write_smallnorb(folder, generator):
 def test_every_recipe_runs_for_two_steps(name, small_data_sets, tmp_path):
     recipe = load_recipe(name)
     overrides = ["train.epochs=1", "train.batch_size=2", "train.repeat=1"]
-    overrides += ["data.limit=4", "data.validation=10", "data.test=10"]
+    few = "data.limit=4" if recipe.data.per_class is None else "data.per_class=1"
+    overrides += [few, "data.validation=10", "data.test=10"]
     if recipe.data.source == "folder":
         overrides += [f"data.path={small_data_sets / 'folder'}", "data.validation=2", "data.test=2"]
     if recipe.model.name == "matched_cnn":

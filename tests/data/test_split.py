@@ -114,3 +114,16 @@ def test_more_than_there_is_cannot_be_held_out():
 def test_three_images_of_a_class_are_enough_for_three_parts():
     parts = divide(numbered([3, 3]), None, None, HoldOut(validation=0.1, test=0.6))
     assert [part.class_counts().tolist() for part in parts] == [[1, 1]] * 3
+
+
+def test_exactly_so_many_of_each_class_whatever_their_sizes():
+    targets = torch.tensor([0] * 30 + [1] * 20 + [2] * 5)
+    data = Dataset(torch.zeros(55, 1, 2, 2, dtype=torch.uint8), targets, ("a", "b", "c"))
+    train, _, _ = divide(data, None, data, HoldOut(validation=0, per_class=4))
+    assert train.class_counts().tolist() == [4, 4, 4]
+    other, _, _ = divide(data, None, data, HoldOut(validation=0, per_class=4, seed=1))
+    assert len(other) == 12
+    with pytest.raises(UserError, match="fewer images of 'c'"):
+        divide(data, None, data, HoldOut(validation=0, per_class=6))
+    with pytest.raises(UserError, match="no limit beside it"):
+        HoldOut(per_class=3, limit=9)

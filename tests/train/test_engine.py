@@ -351,7 +351,10 @@ def test_pairs_are_learned_with_each_digit_reconstructed(tmp_path, monkeypatch):
     monkeypatch.setattr("torchcaps.data.multimnist.TEST_PAIRS", 50)
     monkeypatch.setattr("torchcaps.data.multimnist.VALIDATION_PAIRS", 30)
     monkeypatch.setattr(run, "load_data", lambda **settings: multimnist_splits(digits))
-    folder = run.start_run(tiny(), out=tmp_path / "run", device="cpu")
+    with pytest.raises(UserError, match="leave augment away"):  # it would not move what is to be reconstructed
+        run.start_run(tiny(), out=tmp_path / "moved", device="cpu")
+    still = [f"augment.{name}=0" for name in ("shift", "rotate", "shear", "scale")]
+    folder = run.start_run(tiny(*still), out=tmp_path / "run", device="cpu")
     line = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
     assert line["train_reconstruction"] > 0
     assert "among the 2 longest" in (folder / "report.html").read_text()
