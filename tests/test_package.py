@@ -69,7 +69,8 @@ def write_smallnorb(folder, generator):
     folder.mkdir()
     for names, toy in ((FILES[:3], 8), (FILES[3:], 5)):
         images = generator.integers(0, 256, (20, 2, 96, 96), dtype=np.uint8)
-        labels, info = np.arange(20, dtype="<i4") % 5, np.array([(toy, 0, 0, 0)] * 20, dtype="<i4")
+        labels = np.arange(20, dtype="<i4") % 5
+        info = np.array([(toy, 0, 0, 0)] * 10 + [(toy + (toy == 8), 0, 0, 0)] * 10, dtype="<i4")  # of training: 8 and 9
         for name, array, magic in zip(names, (images, labels, info), (0x1E3D4C55, 0x1E3D4C54, 0x1E3D4C54)):
             sizes = (*array.shape, 1, 1)[: max(3, array.ndim)]
             header = np.array([magic, array.ndim, *sizes], dtype="<i4").tobytes()

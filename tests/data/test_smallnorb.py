@@ -238,3 +238,16 @@ def test_a_missing_file_is_named_with_where_it_is_found(folder):
 def test_a_mistake_is_answered_before_anything_is_read(tmp_path, options, message):
     with pytest.raises(UserError, match=message):
         smallnorb_splits(tmp_path, **options)
+
+
+def test_validation_shows_toys_that_are_not_trained_on(folder):
+    info = make_set(8)[2]
+    info[::3, 0] = 9
+    damage(folder, FILES[2], matrix(info))
+    splits = smallnorb_splits(folder, "elevation", toy=9)
+    rows = [int(image[0, 0, 0]) for image in splits.validation.images]
+    low = [row for row in range(0, len(VIEWS), 3) if VIEWS[row][0] < 3]
+    assert rows == [row % 256 for row in low]
+    assert len(splits.train) + len(splits.validation) == sum(elevation < 3 for elevation, _ in VIEWS)
+    with pytest.raises(UserError, match=r"show toys \[8, 9\]"):
+        smallnorb_splits(folder, toy=7)

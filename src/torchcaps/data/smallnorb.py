@@ -31,6 +31,7 @@ FILES = tuple(
     for kind in ("dat", "cat", "info")
 )
 CLASS_NAMES = ("animal", "human", "airplane", "truck", "car")
+VALIDATION_TOY = 9  # of those that are trained on
 CAMERAS, SIDE = 2, 96
 TRAIN_TOYS, TEST_TOYS = (4, 6, 7, 8, 9), (0, 1, 2, 3, 5)
 TOY, ELEVATION, AZIMUTH, LIGHT = range(4)  # columns of info; 5° a step from 30°, 10° a step
@@ -59,14 +60,17 @@ def smallnorb_splits(
     familiar: bool = False,
     size: int = 48,
     standard: bool = False,
+    toy: int | None = None,
 ) -> Splits:
-    """All images, or those of one of the two experiments on novel viewpoints; nothing is held out for validation.
+    """All images, or those of one of the two experiments on novel viewpoints.
 
     location   as of `read_smallnorb`
     viewpoint  "azimuth": train on 300°–340° and 0°–40°, test on 60°–280°; "elevation": train on the lowest three of the
                nine, test on the others
     familiar   test on the viewpoints that were trained on instead, though still on other toys
     standard   images as of `standardise`
+    toy        the training toy of each class, 4, 6, 7, 8 or 9, whose images are for validation: those of toys that are
+               trained on would say nothing about new ones
     """
     if viewpoint is not None and viewpoint not in FAMILIAR:
         raise UserError(f"viewpoint={viewpoint!r}: {did_you_mean(viewpoint, FAMILIAR)}")
@@ -76,11 +80,17 @@ def smallnorb_splits(
     name = "smallnorb"
     if viewpoint is not None:
         name = f"smallnorb-{viewpoint}" + ("-familiar" if familiar else "")
-        train = train.subset(is_familiar(train_info, viewpoint).nonzero().flatten())
+        seen = is_familiar(train_info, viewpoint).nonzero().flatten()
+        train, train_info = train.subset(seen), train_info[seen]
         test = test.subset((is_familiar(test_info, viewpoint) == familiar).nonzero().flatten())
     if standard:
         train, test = (Dataset(standardise(each.images), each.targets, CLASS_NAMES) for each in (train, test))
-    return Splits(train, None, test, name)
+    if toy is None:
+        return Splits(train, None, test, name)
+    held = train_info[:, TOY] == toy
+    if not held.any() or held.all():
+        raise UserError(f"toy={toy}: the training images show toys {sorted(set(train_info[:, TOY].tolist()))}")
+    return Splits(train.subset((~held).nonzero().flatten()), train.subset(held.nonzero().flatten()), test, name)
 
 
 def is_familiar(info_N4: Tensor, viewpoint: str) -> Tensor:

@@ -17,7 +17,7 @@ from torchcaps.data.folder import load_folder
 from torchcaps.data.idx import read_idx_pair
 from torchcaps.data.images import check_channels, check_size, resize_images, set_channels
 from torchcaps.data.multimnist import MARGIN, multimnist_splits
-from torchcaps.data.smallnorb import SIDE, smallnorb_splits
+from torchcaps.data.smallnorb import SIDE, VALIDATION_TOY, smallnorb_splits
 from torchcaps.data.split import HoldOut, divide
 from torchcaps.errors import UserError, did_you_mean
 
@@ -136,13 +136,16 @@ def _affnist(path: Path | None, size: Size, channels: int | None, plan: HoldOut)
 def _smallnorb(
     viewpoint: str | None, familiar: bool, path: Path | None, size: Size, channels: int | None, plan: HoldOut
 ) -> Splits:
-    """Stereo pairs of toys, 48×48; at any other size straight from the original 96×96."""
+    """Stereo pairs of toys, 48×48, standardised as in the paper; at any other size straight from the original 96×96.
+    Validation images, if any are asked for, are those of one toy in five."""
     if channels not in (None, 2):
         raise UserError(f"channels={channels}: smallNORB's two are its two cameras, leave channels out")
     files = [_find_idx(path, remote.name) for remote in REMOTES["smallnorb"]] if path else _idx_files("smallnorb")
     side = 48 if size in (None, (48, 48)) else SIDE
-    splits = smallnorb_splits(files, viewpoint, familiar=familiar, size=side)
-    return _prepare(splits.source, splits.train, splits.test, size, channels, plan)
+    toy = VALIDATION_TOY if plan.validation else None
+    splits = smallnorb_splits(files, viewpoint, familiar=familiar, size=side, standard=True, toy=toy)
+    train, validation, test = divide(splits.train, splits.validation, splits.test, plan)
+    return _convert(Splits(train, validation, test, splits.source), size, channels)
 
 
 def _cifar10(path: Path | None, size: Size, channels: int | None, plan: HoldOut) -> Splits:
