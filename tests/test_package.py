@@ -87,6 +87,8 @@ def test_every_recipe_runs_for_two_steps(name, small_data_sets, tmp_path):
         overrides += [f"data.path={small_data_sets / 'folder'}", "data.validation=2", "data.test=2"]
     if recipe.model.name == "matched_cnn":
         overrides.append("model.parameters=100000")
+    elif recipe.model.name == "baseline_cnn":
+        overrides += ["model.channels=[4, 4, 4]"]
     elif recipe.model.name in ("capsnet", "em_capsnet", "em_capsnet_large"):
         overrides.append("model.channels=8")  # most of the multiplications are there
     folder = run.start_run(load_recipe(name, overrides), out=tmp_path / "run", device="cpu")
