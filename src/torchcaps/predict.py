@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from torchcaps import explain
-from torchcaps.capsules import PRESENT
 from torchcaps.data import load_image
 from torchcaps.errors import UserError, did_you_mean
 from torchcaps.models import ImageModel
@@ -28,18 +27,15 @@ def image_for(model: ImageModel, path: Path) -> Tensor:
 @torch.no_grad()
 def predict_file(model: ImageModel, path: Path, reject: float = 0.0) -> dict[str, Any]:
     """The classes found on an image file (none below `reject`), and every class with its length, longest first."""
-    lengths = model(image_for(model, path)).lengths[0].tolist()
+    found = model(image_for(model, path)).lengths
+    lengths, asked = found[0].tolist(), model.trained_by
     if not all(length == length for length in lengths):
         raise UserError(f"{path}: the model answers NaN; it was not trained to the end, or its weights are damaged")
     order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
     ranking = [{"class": model.class_names[index], "length": round(lengths[index], 6)} for index in order]
-    if model.trained_by.get("labels_each"):
-        found = [entry["class"] for entry in ranking[: model.trained_by["labels_each"]] if entry["length"] >= reject]
-    elif model.trained_by.get("multi_label"):
-        found = [entry["class"] for entry in ranking if entry["length"] >= max(PRESENT, reject)]
-    else:
-        found = [ranking[0]["class"]] if ranking[0]["length"] >= reject else []
-    return {"file": str(path), "classes": found, "ranking": ranking}
+    answered = explain.predicted_classes(found, bool(asked.get("multi_label")), asked.get("labels_each"))[0].tolist()
+    classes = [model.class_names[index] for index in order if answered[index] and lengths[index] >= reject]
+    return {"file": str(path), "classes": classes, "ranking": ranking}
 
 
 def explain_file(model: ImageModel, path: Path, folder: Path, target: str | None = None) -> list[Path]:

@@ -33,7 +33,7 @@ from torchcaps.models import load
 from torchcaps.train.evaluate import evaluate_model, evaluate_together
 from torchcaps.train.recipe import Recipe, list_recipes, load_recipe
 
-SIDE_BY_SIDE = 4  # runs at a time on one GPU: a CapsNet's kernels leave a third of an H200 idle
+SIDE_BY_SIDE = 4  # runs at a time on one GPU; benchmarks/results/h200-log.md has what that gains
 MARKS = re.compile(r"(<!-- results(?: of (\S+))? -->\n).*?(<!-- end of results -->)", re.DOTALL)
 HEAD = ("result", "paper", "best open", "ours", "on", "by")
 
@@ -120,7 +120,7 @@ def reproduce(
     at_once = side_by_side or (SIDE_BY_SIDE if cuda else 1)
     failed = _run_all([job for job in jobs if not job.done], at_once, cuda, device, console)
     whole = [group for group in groups.values() if all(job.done for job in group)]
-    results = [_write(out, group, overrides, "cuda" if cuda else "cpu") for group in whole]
+    results = [_write(out, group, overrides, side_by_side, "cuda" if cuda else "cpu") for group in whole]
     if results and not fill_results(write_page(out), out):
         console.print(f"{out}.md has no <!-- results --> to fill", highlight=False, markup=False)
     if failed:
@@ -133,7 +133,7 @@ def reproduce(
 
 def _settings(recipe: Recipe) -> dict[str, Any]:
     """All of a recipe that decides what a run does."""
-    return recipe.model_dump(exclude={"name", "description", "claim"})
+    return recipe.model_dump(mode="json", exclude={"name", "description", "claim"})
 
 
 def _check_place(out: Path) -> None:
@@ -234,7 +234,9 @@ def _shared_gpu(wanted: bool) -> Iterator[dict[str, str]]:
                 ask(b"quit\n")
 
 
-def _write(out: Path, jobs: list[Job], overrides: Sequence[str], place: str) -> dict[str, Any]:
+def _write(
+    out: Path, jobs: list[Job], overrides: Sequence[str], side_by_side: int | None, place: str
+) -> dict[str, Any]:
     """One recipe's result over its seeds, written to `out/<recipe>.json`."""
     recipe, claim = jobs[0].recipe, jobs[0].recipe.claim
     assert claim is not None
@@ -247,7 +249,8 @@ def _write(out: Path, jobs: list[Job], overrides: Sequence[str], place: str) -> 
         also["with nine views"] = [_measured(recipe, accuracy) for accuracy in accuracies]
     if claim.ensemble:
         also[f"{len(models)} together"] = [_measured(recipe, evaluate_together(models)["accuracy"])]
-    asked = "".join(f" --set {each}" for each in overrides)
+    asked = f" --side-by-side {side_by_side}" if side_by_side else ""
+    asked += "".join(f" --set {each}" for each in overrides)
     result = {
         "recipe": recipe.name,
         "result": claim.result,
@@ -261,7 +264,7 @@ def _write(out: Path, jobs: list[Job], overrides: Sequence[str], place: str) -> 
         "seconds": None if any(summary["resumed"] for summary in summaries) else round(_busy(summaries)),
         "machine": "; ".join(dict.fromkeys(summary["machine"] for summary in summaries)),
         "command": f"torchcaps reproduce {recipe.name} --seeds {len(jobs)}{asked}",
-        "settings": recipe.model_dump(mode="json", exclude={"name", "description", "claim"}),
+        "settings": _settings(recipe),
         "paper": claim.paper,
         "open": claim.open,
         "note": claim.note,

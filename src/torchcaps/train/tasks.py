@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from torchcaps import losses
-from torchcaps.capsules import PRESENT
 from torchcaps.data import Dataset, class_weights
 from torchcaps.errors import UserError
+from torchcaps.explain import predicted_classes
 from torchcaps.models import ImageModel, Output
 from torchcaps.train.recipe import LossSection
 
@@ -80,6 +80,4 @@ class Classify:
         if it is known how many there are, else those longer than PRESENT."""
         if targets.ndim == 1:
             return (lengths.argmax(-1) == targets).float()
-        if self.labels_each is not None:
-            return targets.gather(1, lengths.topk(self.labels_each).indices).all(-1).float()
-        return ((lengths >= PRESENT) == (targets > 0)).all(-1).float()
+        return (predicted_classes(lengths, several=True, each=self.labels_each) == (targets > 0)).all(-1).float()
