@@ -6,6 +6,7 @@ import pytest
 import torch
 from PIL import Image
 
+from torchcaps import explain
 from torchcaps.models import create_model
 from torchcaps.train.report import write_report
 
@@ -124,3 +125,16 @@ def test_a_failed_write_leaves_the_earlier_report(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="disk full"):
         report(tmp_path, n=0)
     assert [file.read_bytes() for file in (tmp_path / "new").iterdir()] == [before]
+
+
+def test_no_image_is_shown_twice(tmp_path, monkeypatch):
+    shown = []
+    real = explain.reconstructions
+
+    def seen(model, images, targets):
+        shown.extend(tuple(image.flatten().tolist()) for image in images)
+        return real(model, images, targets)
+
+    monkeypatch.setattr(explain, "reconstructions", seen)
+    report(tmp_path)  # all six are mistakes, and examples of their class
+    assert len(shown) == len(set(shown)) == 6

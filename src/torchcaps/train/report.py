@@ -70,7 +70,11 @@ def write_report(
     """
     images, targets, lengths = (value.detach().cpu() for value in (test_images, test_targets, test_lengths))
     test = Tested(images, targets, lengths, [str(name) for name in class_names], labels_each)
-    rows = [(_words(key), _value(key, value)) for key, value in summary.items() if value not in (None, {})]
+    rows = [
+        (_words(key), _value(key, value))
+        for key, value in summary.items()
+        if value is not False and value not in (None, {})
+    ]
     sections = [section("Summary", table(rows))]
     sections.append(section("Learning curves", _curves(history)))
     if len(test.images):
@@ -146,7 +150,9 @@ def _mistakes(test: Tested) -> list[str]:
 
 
 def _reconstructions(model: nn.Module, test: Tested) -> list[str]:
-    chosen = torch.cat([_examples(test.targets, EXAMPLES), test.mistakes(2)])
+    mistakes = test.mistakes(2).tolist()
+    examples = [place for place in _examples(test.targets, EXAMPLES).tolist() if place not in mistakes]
+    chosen = torch.tensor([*examples, *mistakes])
     drawn = explain.reconstructions(model, test.images[chosen], test.targets[chosen])
     caption = (
         "What the decoder draws when it sees only the capsule of the true class, of the predicted class, or of a wrong "
