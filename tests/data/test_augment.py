@@ -94,7 +94,12 @@ def test_crop_takes_windows_and_flip_mirrors_half():
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"shift": -1}, "shift=-1"), ({"scale": 1.0}, "scale=1.0"), ({"crop": 12}, "does not fit into images of 11×11")],
+    [
+        ({"shift": -1}, "shift=-1"),
+        ({"scale": 1.0}, "scale=1.0"),
+        ({"crop": 12}, "does not fit into images of 11×11"),
+        ({"share": 1.5}, "share=1.5"),
+    ],
 )
 def test_impossible_augmentation_is_refused(options, message):
     with pytest.raises(UserError, match=message):
@@ -112,6 +117,24 @@ def test_elastic_bends_smoothly_and_moves_by_the_deviation_asked_for():
     assert moved.diff(dim=-1).abs().mean() < 0.4  # neighbours move together
     assert torch.equal(bent, augment(ramp, seeded(), elastic=0.8))
     assert (bent.flatten(1) != bent[:1].flatten(1)).any(1)[1:].all()  # each image in its own way
+
+
+def test_a_share_of_the_images_is_warped_and_the_others_keep_every_pixel():
+    images = torch.rand(400, 1, 9, 9, generator=seeded(1))
+    warped = augment(images, seeded(), rotate=30, share=0.25)
+    kept = (warped == images).flatten(1).all(1)
+    assert 250 < int(kept.sum()) < 350
+    assert torch.equal(augment(images, seeded(), rotate=30, share=0.0), images)
+    moved = augment(images, seeded(), rotate=30, shift=1, share=0.0)
+    assert set(moved.flatten().tolist()) <= {0.0, *images.flatten().tolist()}  # shifted by whole pixels
+
+
+def test_warping_keeps_an_image_as_sharp_and_within_its_own_range():
+    stripes = (torch.arange(28) // 2 % 2).float().expand(200, 1, 28, 28) * 0.5 + 0.25
+    warped = augment(stripes, seeded(), rotate=5)
+    assert warped.min() >= 0 and warped.max() <= 0.75
+    middle = warped[:, :, 9:-9, 9:-9]
+    assert middle.std() > 0.93 * stripes[:, :, 9:-9, 9:-9].std()  # bilinear sampling leaves 0.91 of it
 
 
 def test_erase_blackens_one_rectangle_at_most_so_large():

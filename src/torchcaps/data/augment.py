@@ -25,6 +25,7 @@ def augment(
     shear: float = 0.0,
     scale: float = 0.0,
     elastic: float = 0.0,
+    share: float = 1.0,
     erase: int = 0,
     crop: int = 0,
     flip: bool = False,
@@ -40,6 +41,7 @@ def augment(
     shear        x moves by up to so many times y
     scale        each axis grows or shrinks by up to this fraction
     elastic      pixels move by a smooth random field of this standard deviation, in pixels
+    share        of the images that are rotated, sheared, scaled and bent; the others are only shifted, and stay sharp
     erase        a rectangle at a random place, its sides up to so many pixels, becomes black
     crop         side of a random window; 0 for the whole image
     flip         mirror half of the images left to right
@@ -48,16 +50,16 @@ def augment(
     returns      (B, C, H, W), or (B, C, crop, crop)
     """
     moves = {"shift": shift, "rotate": rotate, "shear": shear, "scale": scale, "elastic": elastic}
-    _check(images_BCHW, **moves, erase=erase, crop=crop, brightness=brightness, contrast=contrast)
+    _check(images_BCHW, **moves, share=share, erase=erase, crop=crop, brightness=brightness, contrast=contrast)
     height, width = images_BCHW.shape[2:]
     dice = _Dice(images_BCHW, generator)
     if not len(images_BCHW):
         pass  # the sampler refuses an empty batch; a crop below still gives it its shape
     elif rotate or shear or scale or elastic:
-        images_BCHW = _warp(images_BCHW, dice, shift, rotate, shear, scale, elastic)
+        warped = _warp(images_BCHW, dice, shift, rotate, shear, scale, elastic)
+        images_BCHW = warped if share == 1 else dice.choose(share, warped, _shift(images_BCHW, dice, shift))
     elif shift:
-        padded = F.pad(images_BCHW, (shift, shift, shift, shift))
-        images_BCHW = _windows(padded, dice.integers(2 * shift), dice.integers(2 * shift), height, width)
+        images_BCHW = _shift(images_BCHW, dice, shift)
     if crop and (crop, crop) != (height, width):
         images_BCHW = _windows(images_BCHW, dice.integers(height - crop), dice.integers(width - crop), crop, crop)
     if brightness or contrast:  # of what is seen: after the crop, but an erased rectangle stays black
@@ -65,8 +67,7 @@ def augment(
     if erase and len(images_BCHW):
         images_BCHW = _erase(images_BCHW, dice, erase)
     if flip:
-        heads_B111 = dice.uniform(1.0)[:, None, None, None] < 0
-        images_BCHW = torch.where(heads_B111, images_BCHW.flip(-1), images_BCHW)
+        images_BCHW = dice.choose(0.5, images_BCHW.flip(-1), images_BCHW)
     return images_BCHW
 
 
@@ -101,10 +102,20 @@ class _Dice:
         """(B, *shape)"""
         return torch.randn(self.batch, *shape, generator=self.generator, device=self.source).to(self.target)
 
+    def choose(self, share: float, some_BCHW: Tensor, others_BCHW: Tensor) -> Tensor:
+        """(B, C, H, W): each image from `some` as often as `share` says, else from `others`."""
+        return torch.where((self.uniform(1.0) < 2 * share - 1)[:, None, None, None], some_BCHW, others_BCHW)
+
     def integers(self, highest: int) -> Tensor:
         """(B,) in 0..highest"""
         drawn_B = torch.randint(highest + 1, (self.batch,), generator=self.generator, device=self.source)
         return drawn_B.to(self.target)
+
+
+def _shift(images_BCHW: Tensor, dice: _Dice, shift: int) -> Tensor:
+    """Moved by whole pixels, what enters being 0."""
+    padded = F.pad(images_BCHW, (shift, shift, shift, shift))
+    return _windows(padded, dice.integers(2 * shift), dice.integers(2 * shift), *images_BCHW.shape[2:])
 
 
 def _windows(images_BCHW: Tensor, top_B: Tensor, left_B: Tensor, height: int, width: int) -> Tensor:
@@ -123,14 +134,21 @@ def _windows(images_BCHW: Tensor, top_B: Tensor, left_B: Tensor, height: int, wi
 def _warp(
     images_BCHW: Tensor, dice: _Dice, shift: int, rotate: float, shear: float, scale: float, elastic: float
 ) -> Tensor:
-    """Scale, then shear, then rotate about the centre, then shift, then bend: one bilinear resampling of all."""
+    """Scale, then shear, then rotate about the centre, then shift, then bend: one bicubic resampling of all.
+
+    Bilinear would leave every image softer than those that the model is tested on. Where cubic curves overshoot, they
+    are cut off at the darkest and the brightest of the image.
+    """
     dtype = torch.promote_types(images_BCHW.dtype, torch.float32)  # half precision cannot name a pixel of a large image
     inverse_B23 = _affine(images_BCHW, dice, shift, rotate, shear, scale).to(dtype)
     grid_BHW2 = F.affine_grid(inverse_B23, list(images_BCHW.shape), align_corners=False)
     if elastic:
         grid_BHW2 = grid_BHW2 + _field(images_BCHW, dice, elastic).to(dtype)
-    moved = F.grid_sample(images_BCHW.to(dtype), grid_BHW2, mode="bilinear", padding_mode="zeros", align_corners=False)
-    return moved.to(images_BCHW.dtype)
+    images = images_BCHW.to(dtype)
+    moved = F.grid_sample(images, grid_BHW2, mode="bicubic", padding_mode="zeros", align_corners=False)
+    low, high = torch.aminmax(images.flatten(1), dim=1)  # and 0, which enters from outside
+    low, high = (bound[:, None, None, None] for bound in (low.clamp(max=0), high.clamp(min=0)))
+    return moved.clamp(low, high).to(images_BCHW.dtype)
 
 
 def _affine(images_BCHW: Tensor, dice: _Dice, shift: int, rotate: float, shear: float, scale: float) -> Tensor:
@@ -187,6 +205,8 @@ def _check(images_BCHW: Tensor, **asked: float) -> None:
             raise UserError(f"augmentation {name}={amount}: give 0 or more")
     if asked["scale"] >= 1:
         raise UserError(f"augmentation scale={asked['scale']}: 0.1 is 10 % either way, so it must stay below 1")
+    if asked["share"] > 1:
+        raise UserError(f"augmentation share={asked['share']}: 0.5 is every second image, so it must not exceed 1")
     if asked["contrast"] > 1:
         raise UserError(f"augmentation contrast={asked['contrast']}: 0.5 is 50 % either way, so it must not exceed 1")
     height, width = images_BCHW.shape[2:]

@@ -39,6 +39,7 @@ class AugmentSection(Section):
     shear: float = Field(0.0, ge=0)
     scale: float = Field(0.0, ge=0, lt=1)
     elastic: float = Field(0.0, ge=0)  # pixels
+    share: float = Field(1.0, ge=0, le=1)  # of the images that are rotated, sheared, scaled and bent
     erase: int = Field(0, ge=0)  # pixels
     crop: int = Field(0, ge=0)  # side of a random crop; the centre is cut out at test time
     flip: bool = False

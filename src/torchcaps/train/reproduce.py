@@ -33,7 +33,7 @@ from torchcaps.models import load
 from torchcaps.train.evaluate import evaluate_model, evaluate_together
 from torchcaps.train.recipe import Recipe, list_recipes, load_recipe
 
-SIDE_BY_SIDE = 4  # runs at a time on one GPU; benchmarks/results/h200-log.md has what that gains
+SIDE_BY_SIDE = 5  # runs at a time on one GPU; benchmarks/results/h200-log.md has what that gains
 MARKS = re.compile(r"(<!-- results(?: of (\S+))? -->\n).*?(<!-- end of results -->)", re.DOTALL)
 HEAD = ("result", "paper", "best open", "ours", "on", "by")
 

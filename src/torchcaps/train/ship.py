@@ -27,7 +27,7 @@ CARD = """# {name}
 | data | {data} |
 | recipe | `torchcaps train {recipe} --seed {seed}`, version {version}, commit {commit} |
 | measured as stored, by `torchcaps eval {name}` | error {error:.4%} on {n:,} test images ({wrong} wrong) |
-| trained in | {train_seconds:.0f} s on {device} |
+| trained in | {train_seconds:.0f} s on {machine} |
 """
 
 
