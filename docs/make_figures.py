@@ -1,6 +1,7 @@
 """Make every picture and every table of the README and the docs again.
 
-Pictures come from the shipped weights and the embedded digits, tables from the files that benchmarks wrote.
+Pictures come from the shipped weights and the embedded digits, tables from the files that benchmarks wrote. The paper's
+figures need the test images of MNIST; where these cannot be had, those pictures stay as they are.
 
 make figures
 """
@@ -17,6 +18,7 @@ import torchcaps
 from torchcaps import explain
 from torchcaps.bench.plot import figure_scaling
 from torchcaps.data import load_data
+from torchcaps.errors import UserError
 from torchcaps.train.reproduce import fill_results
 
 ROOT = Path(__file__).parent.parent
@@ -43,10 +45,26 @@ def main() -> None:
     heat = explain.maps_on_image(model, explain.routing_maps(model, images[4:5])[:, 0])
     entropies = explain.coupling_entropy(couplings)
     save("routing", explain.figure_routing(images[4], heat, lengths[4], entropies, model.class_names))
+    try:
+        paper_pictures()
+    except UserError as error:
+        print(f"the paper's figures stay as they are: {error}")
     save("scaling", figure_scaling(read_rows("benchmarks/results/h200.csv")))
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
         fill_tables(page)
         fill_results(page, ROOT / "docs" / "results")
+
+
+def paper_pictures() -> None:
+    """Figures 3, 4 and 5 of Sabour et al. 2017, and where routing finds what it finds."""
+    test = load_data("mnist").test
+    assert test is not None
+    model = torchcaps.load("capsnet-mnist")
+    images = model.prepare(test.images)
+    examples = explain.digit_examples(model, images, test.targets, classes=(2, 5, 8, 9))
+    save("figure-3", explain.figure_digit_examples(examples))
+    save("figure-4", explain.figure_perturbations(explain.perturbations(model, images, test.targets)))
+    save("couplings", explain.figure_coupling_maps(images[:3], explain.coupling_maps(model, images[:3])))
 
 
 def fill_tables(page: Path) -> None:

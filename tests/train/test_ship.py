@@ -20,6 +20,20 @@ def test_the_default_recipes_weights_are_shipped():
     assert "capsnet-digits" in EMBEDDED
 
 
+def test_every_shipped_model_is_small_says_how_it_was_made_and_is_the_one_of_its_card():
+    assert sum(path.stat().st_size for path in _shelf().rglob("*") if path.is_file()) <= 32e6
+    for name in shipped_models():
+        card, page = (
+            json.loads((_shelf() / name / "card.json").read_text()),
+            (_shelf() / name / "README.md").read_text(),
+        )
+        model = torchcaps.load(name)
+        assert model.parameter_count() == card["parameters"]
+        assert model.trained_by["data"]["source"] == card["data"]
+        assert f"torchcaps train {card['recipe']} --seed {card['seed']}" in page
+        assert f"({round(card['error'] * card['n'])} wrong)" in page
+
+
 @pytest.mark.parametrize("name", EMBEDDED)
 def test_shipped_weights_measure_what_their_card_says(name):
     card = json.loads((_shelf() / name / "card.json").read_text())
