@@ -166,17 +166,49 @@ def test_convolution_uses_one_weight_at_all_places():
             torch.testing.assert_close(poses[0, 1, :, y, x], vote.flatten(), rtol=2e-3, atol=2e-3)
 
 
+@pytest.mark.parametrize("iterations", [1, 2, 3])
 @pytest.mark.parametrize("scratch", [1, 100, 10**9])
-def test_parts_of_a_batch_give_what_the_whole_does(scratch):
+def test_parts_of_a_batch_give_what_the_whole_does_and_its_gradients(scratch, iterations):
     inputs = [x.requires_grad_() for x in made(B=5)]
-    reach = Reach.everything(6, torch.device("cpu"))
+    reach, offset = Reach.everything(6, torch.device("cpu")), torch.randn(6, 4, dtype=F64)
+    temperature = torch.tensor(0.5)
     pose, activation, weight, beta_u, beta_a = inputs
-    whole = route_votes(chunked.votes_of(pose, weight, reach, None), activation, reach, beta_u, beta_a, 3, 0.5)
-    parts = chunked.route(pose, activation, weight, reach, beta_u, beta_a, 3, 0.5, scratch=scratch)
-    torch.testing.assert_close(parts, whole)
+    votes = chunked.votes_of(pose[:, reach.child].unflatten(-1, (2, 2)), weight, offset)
+    whole = route_votes(votes, activation, reach, beta_u, beta_a, iterations, temperature)
+    used = 3 if iterations > 1 else 2  # the first shares are constants
     probes = [torch.randn_like(x) for x in whole]
-    for one, other in zip(*(torch.autograd.grad(outputs, inputs, probes) for outputs in (whole, parts))):
-        torch.testing.assert_close(one, other)
+    expected = torch.autograd.grad(whole[:used], inputs, probes[:used])
+    rest = pose, activation, weight, reach, beta_u, beta_a, iterations, temperature, offset, scratch
+    with torch.no_grad():
+        torch.testing.assert_close(chunked.forward(*rest), whole)
+        given = *probes[:2], probes[2] if used == 3 else None
+        torch.testing.assert_close(tuple(chunked.backward(*given, *rest)), expected)
+
+
+@pytest.mark.parametrize(("kernel", "stride"), [(3, 2), (3, 1), (2, 1), (1, 1)])
+def test_gradients_of_overlapping_windows_are_those_of_the_reference(kernel, stride, monkeypatch):
+    """On a map of 6×5 some children are in one window, some in many, and with a stride of 2 some in none."""
+    g = torch.Generator().manual_seed(2)
+    pose = torch.randn(2, 2, 4, 6, 5, generator=g, dtype=F64)
+    activation = torch.rand(2, 2, 6, 5, generator=g, dtype=F64)
+    weight = torch.randn(kernel * kernel * 2, 3, 2, 2, generator=g, dtype=F64)
+    betas = torch.randn(2, 3, generator=g, dtype=F64)
+    inputs = [x.requires_grad_() for x in (pose, activation, weight, *betas)]
+    found = {}
+    for backend in ("reference", "chunked"):
+        monkeypatch.setenv("TORCHCAPS_BACKEND", backend)
+        outputs = em_routing_conv(*inputs, 3, stride=stride, inverse_temperature=0.7)
+        probes = [torch.linspace(-1, 1, x.numel(), dtype=F64).view_as(x) for x in outputs]
+        found[backend] = *outputs, *torch.autograd.grad(outputs, inputs, probes)
+    torch.testing.assert_close(found["chunked"], found["reference"])
+
+
+def test_every_spot_of_a_child_is_known():
+    for kernel, stride in ((3, 1), (3, 2), (2, 3), (4, 2)):
+        reach = Reach.windows(7, 9, 2, kernel, stride, torch.device("cpu"))
+        flat = reach.child.flatten().tolist()
+        for child, spots in enumerate(reach.spots.tolist()):
+            assert sorted(s for s in spots if s >= 0) == [s for s, each in enumerate(flat) if each == child]
 
 
 def test_no_votes_are_kept_for_the_backward():
@@ -184,8 +216,8 @@ def test_no_votes_are_kept_for_the_backward():
     pose, activation, weight, beta_u, beta_a = (x.requires_grad_() for x in made(B=4, I=50, J=10))
     votes = 4 * 50 * 10 * 4
     with torch.autograd.graph.saved_tensors_hooks(lambda x: (kept.append(x.numel()), x)[1], lambda x: x):
-        chunked.route(pose, activation, weight, Reach.everything(50, pose.device), beta_u, beta_a, 3, 0.5)
-    assert max(kept, default=0) < votes
+        em_routing(pose, activation, weight, beta_u, beta_a, 3)
+    assert 0 < max(kept) < votes
 
 
 def test_gradients_agree_with_finite_differences():
@@ -252,6 +284,7 @@ def test_an_offset_moves_every_vote_of_its_child():
         ({"activation": torch.zeros(2, 5)}, r"activation \(B, I\)"),
         ({"beta_u": torch.zeros(2)}, r"beta_u must be \(J,\)"),
         ({"offset": torch.zeros(6, 3)}, "offset must be"),
+        ({"offset": torch.zeros(6, 4, requires_grad=True)}, "offset is a constant"),
     ],
 )
 def test_wrong_arguments_are_named(change, message):

@@ -125,7 +125,7 @@ class ClassCaps(_EMRouted):
     def forward(self, children: Capsules, *, return_couplings: bool = False) -> Capsules | tuple[Capsules, Tensor]:
         self.check(children, self.in_types)
         height, width = children.pose.shape[3:]
-        pose, activation, couplings = em_routing(
+        pose, activation, *couplings = em_routing(
             children.pose.permute(0, 3, 4, 1, 2).flatten(1, 3),
             children.activation.permute(0, 2, 3, 1).flatten(1),
             self.weight.repeat(height * width, 1, 1, 1),
@@ -134,10 +134,10 @@ class ClassCaps(_EMRouted):
             self.iterations,
             inverse_temperature=self.inverse_temperature,
             offset=self.places(height, width),
-            return_couplings=True,
+            return_couplings=return_couplings,
         )
         parents = Capsules(pose, activation)
-        return (parents, couplings) if return_couplings else parents
+        return (parents, couplings[0]) if return_couplings else parents
 
     def places(self, height: int, width: int) -> Tensor:
         """(H·W·T, P·P): zero but for the last column's first two entries, the row and the column of the child."""

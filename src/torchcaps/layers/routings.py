@@ -97,7 +97,7 @@ def _inverted_attention_learns(I: int, J: int, D: int) -> dict[str, Tensor]:
 def _em(
     children: Capsules, weights: Mapping[str, Tensor], iterations: int, leaky: bool, couplings: bool
 ) -> tuple[Capsules, Tensor | None]:
-    poses, activations, coupled = em_routing(
+    poses, activations, *coupled = em_routing(
         children.pose,
         children.activation,
         weights["weight"],
@@ -105,9 +105,9 @@ def _em(
         weights["beta_a"],
         iterations,
         inverse_temperature=EM_INVERSE_TEMPERATURE,
-        return_couplings=True,
+        return_couplings=couplings,
     )
-    return Capsules(poses, activations), coupled if couplings else None
+    return Capsules(poses, activations), coupled[0] if couplings else None
 
 
 def _em_learns(I: int, J: int, D: int) -> dict[str, Tensor]:

@@ -33,10 +33,28 @@ def backend(u_BIK: Tensor, weight_IJDK: Tensor, iterations: int) -> str:
         reason = "there is nothing to route"
     if reason is None and (K > 64 or D > 128 or iterations > 8):
         reason = f"K={K}, D={D}, {iterations} iterations are beyond K=64, D=128, 8 iterations"
+    return _fused_unless(reason, "dynamic routing")
+
+
+def em_backend(pose_BID: Tensor, weight_NJPP: Tensor) -> str:
+    """The same for EM routing, whose kernels compute in float32 and serve poses of 1×1, 2×2 and 4×4."""
+    name = asked(pose_BID)
+    if name != "fused":
+        return name
+    size = weight_NJPP.shape[-1]
+    reason = _why_not_triton(pose_BID) or _why_not_triton(weight_NJPP)
+    if reason is None and pose_BID.numel() == 0:
+        reason = "there is nothing to route"
+    if reason is None and size not in (1, 2, 4):
+        reason = f"poses are {size}×{size}, not 1×1, 2×2 or 4×4"
+    return _fused_unless(reason, "EM routing")
+
+
+def _fused_unless(reason: str | None, what: str) -> str:
     if reason is None:
         return "fused"
     if not torch.compiler.is_compiling():  # a log line would break the graph
-        _say_once(reason)
+        _say_once(what, reason)
     return "chunked"
 
 
@@ -84,5 +102,5 @@ def _why_not_triton(x: Tensor) -> str | None:
 
 
 @functools.cache
-def _say_once(reason: str) -> None:
-    log.warning("dynamic routing runs on the chunked path, not the fused one: %s", reason)
+def _say_once(what: str, reason: str) -> None:
+    log.warning("%s runs on the chunked path, not the fused one: %s", what, reason)

@@ -1,22 +1,69 @@
 """EM routing that keeps no votes: examples are routed a few at a time, and once more in the backward pass.
 
-Routing never mixes examples, so a part of the batch gives what the whole would. All that autograd keeps of a part is
-its poses and activations; its votes, and what the iterations make of them, exist while that part is at work.
+Routing never mixes examples, so a part of the batch gives what the whole would. The votes of a part, and what the
+iterations make of them, exist while that part is at work.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
-from torchcaps.ops.em import reference
+from torchcaps.ops.em import reference, routine
 from torchcaps.ops.em.reference import Reach
+from torchcaps.ops.em.routine import Gradients, Step
 
-SCRATCH = 8 * 2**20  # votes of a part at most, in numbers; the backward pass holds some ten arrays of that size
+SCRATCH = 2**20  # votes of a part at most, in numbers; a part works on some four arrays of that size
 
 
-def route(
+class Made:
+    """The passes of `routine.Votes` over votes that lie in memory."""
+
+    def __init__(
+        self, pose_BID: Tensor, activation_BI: Tensor, weight_NJPP: Tensor, reach: Reach, offset_ND: Tensor | None
+    ):
+        self.weight, self.reach = weight_NJPP, reach
+        self.pose_BLNPP = pose_BID[:, reach.child].unflatten(-1, weight_NJPP.shape[2:])
+        self.activation_BLN1 = activation_BI[:, reach.child][..., None]
+        self.votes = votes_of(self.pose_BLNPP, weight_NJPP, offset_ND)
+
+    def fit(self, shares_BLNJ: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return reference.fit(self.votes, shares_BLNJ * self.activation_BLN1)
+
+    def score(self, mean_BLJD: Tensor, linear_BLJD: Tensor | None, square_BLJD: Tensor, plus_BLJ: Tensor) -> Tensor:
+        away = self._away(mean_BLJD)
+        slope = away * square_BLJD[:, :, None]
+        if linear_BLJD is not None:
+            slope += linear_BLJD[:, :, None]
+        return (slope.mul_(away)).sum(-1) + plus_BLJ[:, :, None]
+
+    def sums(self, pairs_BLNJ: Tensor, mean_BLJD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        away = self._away(mean_BLJD)
+        first = away * pairs_BLNJ[..., None]
+        return pairs_BLNJ.sum(2), first.sum(2), first.mul_(away).sum(2)
+
+    def spread(self, steps: list[Step]) -> tuple[Tensor, Tensor, Tensor]:
+        d_votes = torch.zeros_like(self.votes)
+        for step in steps:
+            weight = (step.shares * self.activation_BLN1)[..., None]
+            slope = 2 * weight * step.square[:, :, None]
+            if step.pairs is not None and step.inverse is not None:
+                slope -= step.pairs[..., None] * step.inverse[:, :, None]
+            d_votes += slope.mul_(self._away(step.mean)).add_(weight * step.linear[:, :, None])
+        d_votes = d_votes.unflatten(-1, self.weight.shape[2:])
+        d_pose_BLNPP = torch.einsum("blnjpr,njqr->blnpq", d_votes, self.weight)
+        d_weight = torch.einsum("blnpq,blnjpr->njqr", self.pose_BLNPP, d_votes)
+        first = steps[0]
+        d_first = (self.score(first.mean, first.linear, first.square, first.plus) * first.shares).sum(3)
+        return self.reach.over_spots(d_pose_BLNPP.flatten(3)), self.reach.over_spots(d_first), d_weight
+
+    def _away(self, mean_BLJD: Tensor) -> Tensor:
+        return self.votes - mean_BLJD[:, :, None]
+
+
+def forward(
     pose_BID: Tensor,
     activation_BI: Tensor,
     weight_NJPP: Tensor,
@@ -24,39 +71,61 @@ def route(
     beta_u_J: Tensor,
     beta_a_J: Tensor,
     iterations: int,
-    inverse_temperature: float | Tensor,
-    offset_ND: Tensor | None = None,
-    scratch: int | None = None,
+    temperature: Tensor,
+    offset_ND: Tensor | None,
+    couplings: bool = True,
+    scratch: int = SCRATCH,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As `reference.route_votes`, of votes that are made of the children's poses.
+    """As `reference.route_votes`, of votes that are made of the children's poses; no shares unless they are asked for.
 
     pose_BID     (B, I, P·P)
     weight_NJPP  (N, J, P, P)  for each spot, the same at all places
     offset_ND    (N, P·P)      added to the votes of each spot
     scratch      at most so many votes at a time
     """
-    B, D = len(pose_BID), pose_BID.shape[2]
-    votes = reach.child.numel() * weight_NJPP.shape[1] * D
-    size = max(1, min(max(B, 1), (scratch or SCRATCH) // max(1, votes)))
-
-    def part(pose: Tensor, activation: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        made = votes_of(pose, weight_NJPP, reach, offset_ND)
-        return reference.route_votes(made, activation, reach, beta_u_J, beta_a_J, iterations, inverse_temperature)
-
-    if not torch.is_grad_enabled():
-        parts = [part(*each) for each in zip(pose_BID.split(size), activation_BI.split(size))]
-    else:
-        parts = [
-            checkpoint(part, *each, use_reentrant=False, preserve_rng_state=False)
-            for each in zip(pose_BID.split(size), activation_BI.split(size))
-        ]
-    mean, activation, shares = (torch.cat(each) for each in zip(*parts))
-    return mean, activation, shares
+    parts = []
+    for part in _parts(pose_BID, weight_NJPP, reach, scratch):
+        votes = Made(pose_BID[part], activation_BI[part], weight_NJPP, reach, offset_ND)
+        found, shares = routine.forward(votes, reach, beta_u_J, beta_a_J, iterations, temperature, len(votes.votes))
+        last = shares[-1] if couplings else activation_BI.new_empty(0)
+        parts.append((found[-1].mean, found[-1].logit.sigmoid(), last))
+    mean, active, last = (torch.cat(each) for each in zip(*parts))
+    return mean, active, last
 
 
-def votes_of(pose_BID: Tensor, weight_NJPP: Tensor, reach: Reach, offset_ND: Tensor | None) -> Tensor:
+def backward(
+    grad_mean: Tensor,
+    grad_active: Tensor,
+    grad_shares: Tensor | None,
+    pose_BID: Tensor,
+    activation_BI: Tensor,
+    weight_NJPP: Tensor,
+    reach: Reach,
+    beta_u_J: Tensor,
+    beta_a_J: Tensor,
+    iterations: int,
+    temperature: Tensor,
+    offset_ND: Tensor | None,
+    scratch: int = SCRATCH,
+) -> Gradients:
+    parts = []
+    for part in _parts(pose_BID, weight_NJPP, reach, scratch):
+        votes = Made(pose_BID[part], activation_BI[part], weight_NJPP, reach, offset_ND)
+        found, shares = routine.forward(votes, reach, beta_u_J, beta_a_J, iterations, temperature, len(votes.votes))
+        grads = grad_mean[part], grad_active[part], None if grad_shares is None else grad_shares[part]
+        parts.append(routine.backward(votes, activation_BI[part], reach, beta_u_J, temperature, found, shares, *grads))
+    poses, activations, *rest = zip(*parts)
+    return Gradients(torch.cat(poses), torch.cat(activations), *(torch.stack(each).sum(0) for each in rest))
+
+
+def votes_of(pose_BLNPP: Tensor, weight_NJPP: Tensor, offset_ND: Tensor | None) -> Tensor:
     """(B, L, N, J, P·P): the pose at each spot times its matrices."""
-    P = weight_NJPP.shape[-1]
-    pose_BLNPP = pose_BID[:, reach.child].unflatten(-1, (P, P))
     votes = torch.einsum("blnpq,njqr->blnjpr", pose_BLNPP, weight_NJPP).flatten(4)
     return votes if offset_ND is None else votes + offset_ND[:, None]
+
+
+def _parts(pose_BID: Tensor, weight_NJPP: Tensor, reach: Reach, scratch: int) -> Iterator[slice]:
+    """The batch, a few examples at a time; one empty part of an empty batch."""
+    B, votes = len(pose_BID), reach.child.numel() * weight_NJPP.shape[1] * pose_BID.shape[2]
+    size = max(1, min(max(B, 1), scratch // max(1, votes)))
+    return (slice(start, start + size) for start in range(0, max(B, 1), size))

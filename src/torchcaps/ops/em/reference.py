@@ -10,7 +10,7 @@ of all of them: `reach` says which child stands at each place's n-th spot.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,37 +24,58 @@ STEP = 0.95  # of the inverse temperature: 1 - 0.95^t of it are reached in itera
 class Reach(NamedTuple):
     """Which children a place's parents hear from.
 
-    child     (L, N)  the child at each spot
-    children  I, how many there are in all
+    child  (L, N)  the child at each spot
+    spots  (I, S)  the spots, numbered over all places, at which each child stands; -1 where there are no more
     """
 
     child: Tensor
-    children: int
+    spots: Tensor
 
-    @property
-    def places_I(self) -> Tensor:
-        """(I,) how many places each child is in reach of"""
-        flat = self.child.flatten()
-        return torch.zeros(self.children, device=flat.device).scatter_add_(
-            0, flat, torch.ones_like(flat, dtype=torch.float)
+    def equal_shares(self, parents: int, dtype: torch.dtype) -> Tensor:
+        """(L, N): what each parent gets of a spot's child if all in its reach get the same."""
+        return 1 / ((self.spots >= 0).sum(1)[self.child] * parents).to(dtype)
+
+    def over_spots(self, values: Tensor, reduce: Literal["sum", "amax"] = "sum") -> Tensor:
+        """(B, L, N, …) → (B, I, …): over all spots where a child stands, always in the same order."""
+        missing = (self.spots < 0).view(*self.spots.shape, *[1] * (values.ndim - 3))
+        found = values.flatten(1, 2)[:, self.spots.clamp_min(0)]
+        return (
+            found.masked_fill(missing, 0).sum(2) if reduce == "sum" else found.masked_fill(missing, -torch.inf).amax(2)
         )
 
     @staticmethod
     def everything(children: int, device: torch.device) -> Reach:
         """One place that all children are in reach of: a dense layer."""
-        return Reach(torch.arange(children, device=device)[None], children)
+        each = torch.arange(children, device=device)
+        return Reach(each[None], each[:, None])
 
     @staticmethod
     def windows(height: int, width: int, types: int, kernel: int, stride: int, device: torch.device) -> Reach:
         """A place for each window of a map; spots count rows and columns of the window, then types; so do children."""
-        rows, columns = (
-            torch.arange((side - kernel) // stride + 1, device=device) * stride for side in (height, width)
+        each = torch.arange(types, device=device)
+        (row_YK, up_HS, at_HS), (column_XK, left_WS, from_WS) = (
+            _windows(side, kernel, stride, device) for side in (height, width)
         )
-        inside = torch.arange(kernel, device=device)
-        row_YK, column_XK = rows[:, None] + inside, columns[:, None] + inside
         place_YXKK = row_YK[:, None, :, None] * width + column_XK[None, :, None, :]
-        child = place_YXKK.reshape(-1, kernel * kernel, 1) * types + torch.arange(types, device=device)
-        return Reach(child.flatten(1), height * width * types)
+        child = place_YXKK.reshape(-1, kernel * kernel, 1) * types + each
+        window_HWSS = up_HS[:, None, :, None] * len(column_XK) + left_WS[None, :, None, :]
+        spot_HWSS = window_HWSS * (kernel * kernel) + at_HS[:, None, :, None] * kernel + from_WS[None, :, None, :]
+        missing_HWSS = (up_HS < 0)[:, None, :, None] | (left_WS < 0)[None, :, None, :]
+        spots_HWTS = (spot_HWSS.flatten(2) * types)[:, :, None] + each[:, None]
+        spots_HWTS = spots_HWTS.masked_fill(missing_HWSS.flatten(2)[:, :, None], -1)
+        return Reach(child.flatten(1), spots_HWTS.flatten(0, 2))
+
+
+def _windows(side: int, kernel: int, stride: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Along one side: the rows of each window (Y, k); and for each row (H, S) the windows that it is in, -1 where there
+    are no more, and where in them it is."""
+    start_Y = torch.arange((side - kernel) // stride + 1, device=device) * stride
+    row_H = torch.arange(side, device=device)
+    most = (kernel + stride - 1) // stride
+    window_HS = row_H[:, None] // stride - torch.arange(most, device=device)
+    within_HS = row_H[:, None] - window_HS * stride
+    inside = (window_HS >= 0) & (window_HS < len(start_Y)) & (within_HS < kernel)
+    return start_Y[:, None] + torch.arange(kernel, device=device), window_HS.where(inside, -1), within_HS
 
 
 def route_votes(
@@ -69,8 +90,8 @@ def route_votes(
     """Poses (B, L, J, D), activations (B, L, J), and what each spot gave to each parent (B, L, N, J), in the last
     iteration: over all places a child's shares sum to 1."""
     activation_BLN1 = activation_BI[:, reach.child][..., None]
-    equal_LN1 = 1 / (reach.places_I[reach.child] * votes_BLNJD.shape[3]).to(votes_BLNJD)[..., None]
-    shares_BLNJ = equal_LN1.expand(votes_BLNJD.shape[:-1])
+    equal_LN = reach.equal_shares(votes_BLNJD.shape[3], votes_BLNJD.dtype)
+    shares_BLNJ = equal_LN[..., None].expand(votes_BLNJD.shape[:-1])
     for iteration in range(1, iterations + 1):
         mean, variance, total_BLJ = fit(votes_BLNJD, shares_BLNJ * activation_BLN1)
         cost_BLJ = (beta_u_J[:, None] + 0.5 * variance.log()).sum(-1) * total_BLJ
@@ -99,9 +120,6 @@ def log_density(votes_BLNJD: Tensor, mean_BLJD: Tensor, variance_BLJD: Tensor) -
 
 def share_out(logits_BLNJ: Tensor, reach: Reach) -> Tensor:
     """E-step: a softmax over all parents, of all places, that a child is in reach of."""
-    child_BX = reach.child.flatten().expand(len(logits_BLNJ), -1)
-    none_BI = logits_BLNJ.new_full((len(logits_BLNJ), reach.children), -torch.inf)
-    largest_BI = none_BI.scatter_reduce(1, child_BX, logits_BLNJ.amax(3).flatten(1).detach(), "amax")
+    largest_BI = reach.over_spots(logits_BLNJ.amax(3).detach(), "amax")
     parts_BLNJ = (logits_BLNJ - largest_BI[:, reach.child][..., None]).exp()
-    sum_BI = torch.zeros_like(none_BI).scatter_add(1, child_BX, parts_BLNJ.sum(3).flatten(1))
-    return parts_BLNJ / sum_BI[:, reach.child][..., None]
+    return parts_BLNJ / reach.over_spots(parts_BLNJ.sum(3))[:, reach.child][..., None]

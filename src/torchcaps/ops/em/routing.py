@@ -8,7 +8,8 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-from torchcaps.ops.em import chunked
+from torchcaps.ops.dispatch import em_backend
+from torchcaps.ops.em import chunked, operators, reference
 from torchcaps.ops.em.reference import Reach
 from torchcaps.ops.squash import at_least_float32, no_autocast
 
@@ -39,6 +40,19 @@ def em_routing(
     offset: Tensor | None = ...,
     return_couplings: Literal[True],
 ) -> tuple[Tensor, Tensor, Tensor]: ...
+@overload
+def em_routing(
+    pose: Tensor,
+    activation: Tensor,
+    weight: Tensor,
+    beta_u: Tensor,
+    beta_a: Tensor,
+    iterations: int = ...,
+    *,
+    inverse_temperature: float | Tensor = ...,
+    offset: Tensor | None = ...,
+    return_couplings: bool,
+) -> tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]: ...
 def em_routing(
     pose: Tensor,
     activation: Tensor,
@@ -58,7 +72,8 @@ def em_routing(
     weight      (I, J, P, P)  child i's vote for parent j is pose @ weight[i, j]
     beta_u      (J,)          what it costs a parent to explain a child badly
     beta_a      (J,)          what it gains by being active
-    offset      (I, P·P)      added to each child's votes: its place, for instance
+    offset      (I, P·P)      added to each child's votes: its place, for instance. It gets no gradient, nor does
+                inverse_temperature
     returns     poses (B, J, P·P) and activations (B, J); with return_couplings also (B, I, J), those of the last
                 iteration, which sum to 1 over J
     """
@@ -67,10 +82,14 @@ def em_routing(
         raise ValueError(f"em_routing: a weight for {weight.shape[0]} children, but {pose.shape[1]} children")
     if offset is not None and offset.shape != pose.shape[1:]:
         raise ValueError(f"em_routing: offset must be (I, P·P) = {tuple(pose.shape[1:])}, got {tuple(offset.shape)}")
+    if offset is not None and offset.requires_grad:
+        raise ValueError("em_routing: offset is a constant and gets no gradient: give offset.detach()")
     reach = Reach.everything(pose.shape[1], pose.device)
-    found = _route(pose, activation, weight, reach, beta_u, beta_a, iterations, inverse_temperature, offset)
-    poses, activations, shares = (each[:, 0] for each in found)
-    return (poses, activations, shares) if return_couplings else (poses, activations)
+    poses, activations, shares = _route(
+        pose, activation, weight, reach, beta_u, beta_a, iterations, inverse_temperature, offset, return_couplings
+    )
+    poses, activations = poses[:, 0], activations[:, 0]
+    return (poses, activations, shares[:, 0]) if return_couplings else (poses, activations)
 
 
 def em_routing_conv(
@@ -109,7 +128,16 @@ def em_routing_conv(
     reach = Reach.windows(H, W, T, kernel, stride, pose.device)
     high, wide = ((side - kernel) // stride + 1 for side in (H, W))
     poses, activations, _ = _route(
-        flat_pose, flat_activation, weight, reach, beta_u, beta_a, iterations, inverse_temperature, None
+        flat_pose,
+        flat_activation,
+        weight,
+        reach,
+        beta_u,
+        beta_a,
+        iterations,
+        inverse_temperature,
+        None,
+        couplings=False,
     )
     poses = poses.unflatten(1, (high, wide)).permute(0, 3, 4, 1, 2)
     return poses, activations.unflatten(1, (high, wide)).permute(0, 3, 1, 2)
@@ -125,12 +153,21 @@ def _route(
     iterations: int,
     inverse_temperature: float | Tensor,
     offset: Tensor | None,
-) -> tuple[Tensor, ...]:
+    couplings: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
     """In at least float32, whatever the inputs; poses come out as poses and weights went in, the rest stays so."""
+    backend = em_backend(pose, weight)
     with no_autocast(pose):
         pose_, activation_, weight_, u_, a_ = map(at_least_float32, (pose, activation, weight, beta_u, beta_a))
         offset_ = None if offset is None else at_least_float32(offset)
-        found = chunked.route(pose_, activation_, weight_, reach, u_, a_, iterations, inverse_temperature, offset_)
+        temperature = torch.as_tensor(inverse_temperature, dtype=pose_.dtype, device=pose.device)
+        if backend == "reference":
+            votes = chunked.votes_of(pose_[:, reach.child].unflatten(-1, weight.shape[2:]), weight_, offset_)
+            found = reference.route_votes(votes, activation_, reach, u_, a_, iterations, temperature)
+        else:
+            found = operators.route(
+                backend, pose_, activation_, weight_, reach, u_, a_, iterations, temperature, offset_, couplings
+            )
     poses, activations, shares = found
     return poses.to(torch.promote_types(pose.dtype, weight.dtype)), activations, shares
 
