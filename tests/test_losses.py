@@ -5,7 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 
-from torchcaps.losses import combine, cross_entropy, margin_loss, multi_hot, reconstruction_loss
+from torchcaps.losses import (
+    combine,
+    cross_entropy,
+    dice_loss,
+    margin_loss,
+    mask_cross_entropy,
+    mask_margin_loss,
+    masked_reconstruction_loss,
+    multi_hot,
+    reconstruction_loss,
+)
 
 LENGTHS = torch.tensor([[0.8, 0.3, 0.05], [0.2, 0.95, 1.0]], dtype=torch.float64)
 
@@ -75,3 +85,128 @@ def test_one_target_is_not_taken_for_every_example():
         margin_loss(torch.rand(4, 3), torch.tensor([1]))
     with pytest.raises(ValueError, match="shapes differ"):
         reconstruction_loss(torch.rand(2, 1, 4, 4), torch.rand(2, 3, 4, 4))
+
+
+# Masks: two rows of two pixels, one of them ignored.
+MASKS = torch.tensor([[[0, 1], [1, 255]]])
+PRESENCE = torch.tensor([[[[0.2, 0.8], [0.5, 0.7]]]], dtype=torch.float64)
+MASK_LOSSES = [mask_cross_entropy, dice_loss, mask_margin_loss]
+
+
+def test_mask_cross_entropy_by_hand():
+    # −log 0.8 − log 0.8 − log 0.5, of three pixels; then positives three times
+    assert mask_cross_entropy(PRESENCE, MASKS).tolist() == pytest.approx([(2 * 0.223144 + 0.693147) / 3], abs=1e-5)
+    expected = pytest.approx([(4 * 0.223144 + 3 * 0.693147) / 3], abs=1e-5)
+    assert mask_cross_entropy(PRESENCE, MASKS, positive_weight=3.0).tolist() == expected
+
+
+def test_dice_by_hand():
+    # Σpt = 0.8 + 0.5, Σp = 0.2 + 0.8 + 0.5, Σt = 2
+    assert dice_loss(PRESENCE, MASKS).tolist() == pytest.approx([1 - (2.6 + 1) / (1.5 + 2 + 1)])
+
+
+def test_mask_margin_by_hand():
+    # ½(0.2 − 0.1)² + (0.9 − 0.8)² + (0.9 − 0.5)², of three pixels
+    assert mask_margin_loss(PRESENCE, MASKS).tolist() == pytest.approx([(0.005 + 0.01 + 0.16) / 3])
+    hard = mask_margin_loss(PRESENCE, MASKS, present=1.0, absent=0.0, down_weight=1.0)
+    assert hard.tolist() == pytest.approx([(0.04 + 0.04 + 0.25) / 3])
+
+
+def test_masks_of_several_classes_by_hand():
+    presence = torch.tensor([0.5, 0.25, 0.25, 0.1, 0.1, 0.8], dtype=torch.float64).view(1, 2, 3).permute(0, 2, 1)
+    masks = torch.tensor([[[0, 2]]], dtype=torch.uint8)
+    presence = presence.unsqueeze(2)  # (1, 3, 1, 2): pixels of classes 0 and 2
+    log = [0.693147, 2 * 0.287682, 2 * 0.105361, 0.223144]  # −log 0.5, twice −log 0.75, twice −log 0.9, −log 0.8
+    assert mask_cross_entropy(presence, masks).tolist() == pytest.approx([sum(log) / 6], abs=1e-5)
+    each = [1 - 2 / 2.6, 1 - 1 / 1.35, 1 - 2.6 / 3.05]
+    assert dice_loss(presence, masks).tolist() == pytest.approx([sum(each) / 3])
+    # 0.4² + ½(0.15² + 0.15²), and 0.1² + 0: summed over classes, as in margin_loss
+    assert mask_margin_loss(presence, masks).tolist() == pytest.approx([(0.1825 + 0.01) / 2])
+
+
+def test_masked_reconstruction_by_hand():
+    images = torch.full((1, 2, 2, 2), 0.5, dtype=torch.float64)
+    reconstruction = torch.full_like(images, 0.25)
+    reconstruction[0, 1] = 0.5
+    # first channel: 0.25² at each of three pixels; second: 0.5² where black is wanted, 0 at the two others
+    expected = pytest.approx([(3 * 0.0625 + 0.25) / 6])
+    assert masked_reconstruction_loss(reconstruction, images, MASKS).tolist() == expected
+    assert masked_reconstruction_loss(reconstruction, images, torch.tensor([[[0, 2], [7, 255]]])).tolist() == expected
+
+
+@pytest.mark.parametrize("loss", MASK_LOSSES)
+@pytest.mark.parametrize("K", [1, 3], ids="K{}".format)
+def test_ignored_pixels_change_nothing(loss, K):
+    masks = torch.randint(max(K, 2), (2, 4, 5))
+    masks[:, :2] = 255
+    presence = torch.rand(2, K, 4, 5)
+    other = torch.cat([torch.rand(2, K, 2, 5), presence[:, :, 2:]], dim=2)
+    assert torch.equal(loss(presence, masks), loss(other, masks))
+    torch.testing.assert_close(loss(presence, masks), loss(presence[:, :, 2:], masks[:, 2:]))
+    images = torch.rand(2, K, 4, 5)
+    loss = masked_reconstruction_loss
+    assert torch.equal(loss(presence, images, masks), loss(other, images, masks))
+
+
+@pytest.mark.parametrize("loss", MASK_LOSSES)
+def test_an_ignored_example_costs_nothing(loss):
+    presence = torch.rand(2, 1, 3, 3, requires_grad=True)
+    masks = torch.stack([torch.full((3, 3), 255), torch.ones(3, 3, dtype=torch.long)])
+    values = [loss(presence, masks), masked_reconstruction_loss(presence, torch.rand(2, 1, 3, 3), masks)]
+    for value in values:
+        assert value[0] == 0
+        assert value[1] > 0
+    torch.stack(values).sum().backward()
+    assert presence.grad.isfinite().all()
+    assert loss(presence[:0], masks[:0]).shape == (0,)
+
+
+@pytest.mark.parametrize("K", [1, 3], ids="K{}".format)
+def test_perfect_and_worst_masks(K):
+    masks = torch.randint(max(K, 2), (2, 8, 8))
+    there = masks[:, None] == torch.arange(K).view(-1, 1, 1) if K > 1 else (masks > 0)[:, None]
+    right, wrong = there.float().requires_grad_(), (~there).float().requires_grad_()
+    for loss in MASK_LOSSES:
+        assert (loss(right, masks) == 0).all()
+    assert (dice_loss(wrong, masks) > 0.9).all()
+    assert mask_cross_entropy(wrong, masks).tolist() == pytest.approx([13.8, 13.8], abs=0.1)  # −log 10⁻⁶
+    expected = 0.81 * there + 0.405 * ~there  # (0.9 − 0)², and ½(1 − 0.1)²
+    torch.testing.assert_close(mask_margin_loss(wrong, masks), expected.sum(1).mean((1, 2)))
+    sum(loss(x, masks).sum() for loss in MASK_LOSSES for x in (right, wrong)).backward()
+    assert right.grad.isfinite().all()
+    assert wrong.grad.isfinite().all()
+    assert (wrong.grad.abs() > 0).all()  # what is wholly wrong can still be learned from
+
+
+@pytest.mark.parametrize("loss", MASK_LOSSES)
+@pytest.mark.parametrize("K", [1, 3], ids="K{}".format)
+def test_gradients_of_mask_losses(loss, K):
+    masks = torch.tensor([[[0, 1, 2], [2, 255, 0]], [[255, 255, 255], [1, 0, 0]]])
+    presence = torch.rand(2, K, 2, 3, dtype=torch.float64) * 0.75 + 0.12  # away from the margins, where it has kinks
+    assert torch.autograd.gradcheck(lambda p: loss(p, masks), presence.requires_grad_())
+    images = torch.rand(2, K, 2, 3, dtype=torch.float64)
+    assert torch.autograd.gradcheck(lambda p: masked_reconstruction_loss(p, images, masks), presence)
+
+
+@pytest.mark.parametrize("loss", MASK_LOSSES)
+def test_mask_losses_are_taken_in_float32(loss):
+    masks = torch.randint(2, (2, 4, 5), dtype=torch.uint8)
+    presence = torch.rand(2, 1, 4, 5).bfloat16()
+    torch.testing.assert_close(loss(presence, masks), loss(presence.float(), masks))
+
+
+@pytest.mark.parametrize("loss", MASK_LOSSES)
+@pytest.mark.parametrize(
+    ("presence", "masks"),
+    [((2, 1, 4, 5), (1, 4, 5)), ((2, 1, 4, 5), (2, 1, 4, 5)), ((2, 1, 4, 5), (2, 5, 4)), ((2, 4, 5), (2, 4, 5))],
+    ids=["batch", "channel", "size", "no-channel"],
+)
+def test_masks_that_do_not_fit_are_told(loss, presence, masks):
+    with pytest.raises(
+        ValueError, match=rf"{loss.__name__}: expected shapes \(B, channels, H, W\) and \(B, H, W\), got"
+    ):
+        loss(torch.rand(presence), torch.zeros(masks))
+    with pytest.raises(ValueError, match="masked_reconstruction_loss: expected shapes"):
+        masked_reconstruction_loss(torch.rand(presence), torch.rand(presence), torch.zeros(masks))
+    with pytest.raises(ValueError, match="masked_reconstruction_loss: shapes differ"):
+        masked_reconstruction_loss(torch.rand(presence), torch.rand(2, 3, 4, 5), torch.zeros(masks))

@@ -13,7 +13,17 @@ from torchcaps.data.smallnorb import FILES
 from torchcaps.train import run
 from torchcaps.train.recipe import list_recipes, load_recipe
 
-FIRST_USE = ("lightning_fabric", "matplotlib", "sklearn", "huggingface_hub", "PIL", "pydantic", "tensorboard", "rich")
+FIRST_USE = (
+    "lightning_fabric",
+    "matplotlib",
+    "sklearn",
+    "huggingface_hub",
+    "PIL",
+    "pydantic",
+    "tensorboard",
+    "rich",
+    "monai",
+)
 
 
 def test_every_public_name_is_there():

@@ -6,6 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+IGNORED = 255  # in a mask: pixels that count for nothing
+_TINY = 1e-6  # keeps log p and its gradient finite at p = 0
+
 
 def margin_loss(
     lengths: Tensor, targets: Tensor, *, present: float = 0.9, absent: float = 0.1, down_weight: float = 0.5
@@ -85,3 +88,93 @@ def multi_hot(targets: Tensor, classes: int) -> Tensor:
     if targets.shape[-1] != classes:
         raise ValueError(f"targets are for {targets.shape[-1]} classes, the model has {classes}")
     return targets
+
+
+def mask_cross_entropy(presence: Tensor, masks: Tensor, positive_weight: float = 1.0) -> Tensor:
+    """Binary cross-entropy of each class against the rest, averaged over classes and pixels.
+
+    presence         (B, K, H, W)  probabilities; K = 1 is the positive class alone
+    masks            (B, H, W)     class ids; 255 is ignored
+    positive_weight  how much a pixel of the class counts, against 1 for a pixel of the rest
+    returns          (B,)
+    """
+    there, counted = _there_and_counted("mask_cross_entropy", presence, masks)
+    p = _at_least_float32(presence)
+    terms = torch.where(there, -positive_weight * _log(p), -_log(1 - p))
+    return _mean_over_pixels(terms.mean(1), counted)
+
+
+def dice_loss(presence: Tensor, masks: Tensor) -> Tensor:
+    """How little prediction and truth overlap: 1 − (2 Σpt + 1) / (Σp + Σt + 1) over pixels, averaged over classes.
+
+    presence  (B, K, H, W)  probabilities; K = 1 is the positive class alone
+    masks     (B, H, W)     class ids; 255 is ignored
+    returns   (B,)
+    """
+    there, counted = _there_and_counted("dice_loss", presence, masks)
+    p = _at_least_float32(presence).masked_fill(~counted[:, None], 0).flatten(2)
+    t = there.to(p.dtype).flatten(2)
+    return (1 - (2 * (p * t).sum(-1) + 1) / (p.sum(-1) + t.sum(-1) + 1)).mean(-1)
+
+
+def mask_margin_loss(
+    presence: Tensor, masks: Tensor, present: float = 0.9, absent: float = 0.1, down_weight: float = 0.5
+) -> Tensor:
+    """The margin loss (Eq. 4) of every pixel, summed over classes and averaged over pixels.
+
+    presence  (B, K, H, W)  the capsules' lengths; K = 1 is the positive class alone
+    masks     (B, H, W)     class ids; 255 is ignored
+    returns   (B,)
+    """
+    there, counted = _there_and_counted("mask_margin_loss", presence, masks)
+    p = _at_least_float32(presence)
+    too_short = functional.relu(present - p).square()
+    too_long = functional.relu(p - absent).square()
+    return _mean_over_pixels(torch.where(there, too_short, down_weight * too_long).sum(1), counted)
+
+
+def masked_reconstruction_loss(reconstruction: Tensor, images: Tensor, masks: Tensor) -> Tensor:
+    """The squared error of drawing what the mask shows and leaving the rest black, averaged over channels and pixels.
+
+    reconstruction, images  (B, C, H, W)
+    masks                   (B, H, W)  class ids: above 0 the image is to be drawn; 255 is ignored
+    returns                 (B,)
+    """
+    if reconstruction.shape != images.shape:
+        shapes = f"{tuple(reconstruction.shape)} and {tuple(images.shape)}"
+        raise ValueError(f"masked_reconstruction_loss: shapes differ, {shapes}")
+    check_masks("masked_reconstruction_loss", images, masks)
+    wanted = images * (masks > 0)[:, None]
+    error = (_at_least_float32(reconstruction) - wanted).square()
+    return _mean_over_pixels(error.mean(1), masks != IGNORED)
+
+
+def check_masks(name: str, values: Tensor, masks: Tensor) -> None:
+    if values.ndim != 4 or values.shape[:1] + values.shape[2:] != masks.shape:
+        shapes = f"{tuple(values.shape)} and {tuple(masks.shape)}"
+        raise ValueError(f"{name}: expected shapes (B, channels, H, W) and (B, H, W), got {shapes}")
+
+
+def _there_and_counted(name: str, presence: Tensor, masks: Tensor) -> tuple[Tensor, Tensor]:
+    """(B, K, H, W) where each class is, and (B, H, W) which pixels are not ignored."""
+    check_masks(name, presence, masks)
+    K = presence.shape[1]
+    counted = masks != IGNORED
+    if K == 1:
+        return (counted & (masks > 0))[:, None], counted
+    return masks[:, None] == torch.arange(K, device=masks.device).view(-1, 1, 1), counted
+
+
+def _mean_over_pixels(values_BHW: Tensor, counted_BHW: Tensor) -> Tensor:
+    """(B,), 0 where no pixel counts."""
+    total = values_BHW.masked_fill(~counted_BHW, 0).flatten(1).sum(-1)
+    return total / counted_BHW.flatten(1).sum(-1).clamp_min(1)
+
+
+def _log(p: Tensor) -> Tensor:
+    """log p, 0 at 1 and finite at 0, where its gradient is finite too but not zero."""
+    return ((p + _TINY) / (1 + _TINY)).log()
+
+
+def _at_least_float32(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -5,8 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 
-from torchcaps.losses import combine, cross_entropy, margin_loss, reconstruction_loss, spread_loss
+from torchcaps.losses import (
+    combine,
+    cross_entropy,
+    margin_loss,
+    mask_cross_entropy,
+    masked_reconstruction_loss,
+    reconstruction_loss,
+    spread_loss,
+)
 from torchcaps.models import create_model, list_models
+from torchcaps.models.pixels import PixelModel
 
 SMALLEST = {  # a model that is not named here is tried at its default size
     "capsnet": {"image_shape": (1, 18, 18)},
@@ -23,6 +32,8 @@ SMALLEST = {  # a model that is not named here is tried at its default size
     "em_capsnet_large": {"image_shape": (1, 13, 13), "first": 4, "second": 4, "inverse_temperature": (0.1, 0.1)},
     "baseline_cnn": {"image_shape": (1, 6, 6)},
     "matched_cnn": {"image_shape": (1, 12, 12), "parameters": 50_000},
+    "segcaps": {"image_shape": (1, 16, 16), "channels": 4, "width": 0.5},
+    "unet": {"image_shape": (1, 16, 16), "channels": 4, "depth": 2},
 }
 
 
@@ -41,6 +52,11 @@ def small():
 def loss_of():
     def loss_of(model, images, targets):
         out = model(images, targets)
+        if isinstance(model, PixelModel):
+            loss = mask_cross_entropy(out.lengths, targets)
+            if out.reconstruction is not None:
+                loss = loss + masked_reconstruction_loss(out.reconstruction, images, targets)
+            return loss.mean()
         if out.logits is not None:
             return cross_entropy(out.logits, targets).mean()
         if model.objective == "spread":
@@ -54,9 +70,12 @@ def loss_of():
 
 @pytest.fixture
 def batch():
-    """Random images, brighter from class to class, and their class ids: batch(model, 8)."""
+    """Random images, brighter from class to class, and their class ids, or masks: batch(model, 8)."""
 
     def batch(model, B):
+        if isinstance(model, PixelModel):
+            images = torch.rand(B, *model.image_shape)
+            return images, (images[:, 0] * model.num_classes).long()
         targets = torch.arange(B) % model.num_classes
         brightness = (targets + 1) / model.num_classes
         return torch.rand(B, *model.image_shape) * brightness.view(-1, 1, 1, 1), targets

@@ -7,6 +7,7 @@ import copy
 import torch
 
 from torchcaps.models import CapsuleModel, ImageModel, load, save
+from torchcaps.models.pixels import PixelModel
 
 
 def assert_same_answers(a: ImageModel, b: ImageModel, images: torch.Tensor) -> None:
@@ -15,10 +16,14 @@ def assert_same_answers(a: ImageModel, b: ImageModel, images: torch.Tensor) -> N
         assert x is None or torch.equal(x, y), name
 
 
+def answer_shape(model: ImageModel, B: int) -> tuple[int, ...]:
+    return (B, 3, *model.image_shape[1:]) if isinstance(model, PixelModel) else (B, 3)
+
+
 def test_forward(model, batch):
     images, targets = batch(model, 4)
     out = model(images, targets)
-    assert out.lengths.shape == (4, 3)
+    assert out.lengths.shape == answer_shape(model, 4)
     assert ((out.lengths >= 0) & (out.lengths <= 1)).all()
     if isinstance(model, CapsuleModel):  # of matrix capsules the activation is not the length
         torch.testing.assert_close(out.poses.norm(dim=-1), out.lengths)
@@ -48,7 +53,7 @@ def test_trains(model, batch, loss_of):
 def test_batches_of_none_and_of_one(model, batch):
     images, _ = batch(model, 3)
     model.eval()
-    assert model(images[:0]).lengths.shape == (0, 3)
+    assert model(images[:0]).lengths.shape == answer_shape(model, 0)
     torch.testing.assert_close(model(images[1:2]).lengths, model(images).lengths[1:2])
 
 

@@ -1,6 +1,7 @@
 """Modules that own weights: they take and return `Capsules`, or a plain pose tensor."""
 
 from torchcaps.layers.concurrent import concurrent
+from torchcaps.layers.conv import ConvCaps2d, DeconvCaps2d
 from torchcaps.layers.decoder import ConvDecoder, Decoder, make_decoder, mask_capsules
 from torchcaps.layers.dense import DenseCaps
 from torchcaps.layers.matrix import ClassCaps, MatrixConvCaps2d, MatrixPrimaryCaps
@@ -8,8 +9,10 @@ from torchcaps.layers.primary import PrimaryCaps
 
 __all__ = [
     "ClassCaps",
+    "ConvCaps2d",
     "ConvDecoder",
     "Decoder",
+    "DeconvCaps2d",
     "DenseCaps",
     "MatrixConvCaps2d",
     "MatrixPrimaryCaps",

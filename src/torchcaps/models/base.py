@@ -19,7 +19,7 @@ from torchcaps.layers import ConvDecoder, Decoder, DenseCaps, mask_capsules
 class Output(NamedTuple):
     """What a model answers for a batch of images; what it has not got is None.
 
-    lengths         (B, J)        how present each class is, in [0, 1]
+    lengths         (B, J)        how present each class is, in [0, 1]; (B, K, H, W) at each pixel: see PixelModel
     poses           (B, J, D)     the class capsules
     reconstruction  (B, C, H, W)  the image as the chosen capsules describe it; (B, M, C, H, W): one for each
     logits          (B, J)        of models that end in a softmax: lengths are its probabilities

@@ -8,9 +8,11 @@ from typing import Any
 from torchcaps.errors import UserError, did_you_mean
 from torchcaps.models.base import ImageModel
 from torchcaps.models.baselines.cnn import CNN, baseline_cnn, matched_cnn
+from torchcaps.models.baselines.unet import UNet, unet
 from torchcaps.models.capsnet import CapsNet, capsnet, capsnet_small
 from torchcaps.models.efficient_capsnet import EfficientCapsNet, efficient_capsnet
 from torchcaps.models.em_capsnet import EMCapsNet, em_capsnet, em_capsnet_large
+from torchcaps.models.segcaps import SegCaps, segcaps
 
 MODELS: dict[str, Callable[..., ImageModel]] = {
     "capsnet": capsnet,
@@ -20,12 +22,16 @@ MODELS: dict[str, Callable[..., ImageModel]] = {
     "em_capsnet_large": em_capsnet_large,
     "baseline_cnn": baseline_cnn,
     "matched_cnn": matched_cnn,
+    "segcaps": segcaps,
+    "unet": unet,
 }
 CLASSES: dict[str, type[ImageModel]] = {
     "CapsNet": CapsNet,
     "CNN": CNN,
     "EMCapsNet": EMCapsNet,
     "EfficientCapsNet": EfficientCapsNet,
+    "SegCaps": SegCaps,
+    "UNet": UNet,
 }  # what a saved model's config may name
 
 

@@ -2,15 +2,19 @@
 
 from torchcaps.ops.attention import inverted_attention_routing, self_attention_routing
 from torchcaps.ops.em.routing import em_routing, em_routing_conv
+from torchcaps.ops.local.reference import Window
+from torchcaps.ops.local.routing import local_routing
 from torchcaps.ops.primary import squash_maps
 from torchcaps.ops.routing import dynamic_routing, route_votes
 from torchcaps.ops.squash import squash
 
 __all__ = [
+    "Window",
     "dynamic_routing",
     "em_routing",
     "em_routing_conv",
     "inverted_attention_routing",
+    "local_routing",
     "route_votes",
     "self_attention_routing",
     "squash",

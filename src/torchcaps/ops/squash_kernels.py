@@ -1,4 +1,4 @@
-"""Squashing inside Triton kernels; see squash.py for the formulas."""
+"""Squashing inside Triton kernels, over the second axis; see squash.py for the formulas."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import triton.language as tl
 
 @triton.jit
 def _parts(s_ND):
-    """1/√(1+|s|²) and |s|/√(1+|s|²) as columns, and s/|s|."""
-    near = tl.sqrt(tl.sum((s_ND / 256.0) * (s_ND / 256.0), axis=1))[:, None] * 256.0
+    """1/√(1+|s|²) and |s|/√(1+|s|²) with D kept as 1, and s/|s|."""
+    near = tl.expand_dims(tl.sqrt(tl.sum((s_ND / 256.0) * (s_ND / 256.0), axis=1)), 1) * 256.0
     unit = tl.where(near > 0, s_ND / tl.where(near > 0, near, 1.0), 0.0)
     # √(1+|s|²) without the square of a large |s|
     larger, smaller = tl.maximum(near, 1.0), tl.minimum(near, 1.0)
@@ -27,5 +27,5 @@ def squashed(s_ND):
 def squash_gradient(s_ND, dv_ND):
     """The gradient at s, from that at squash(s)."""
     near, far, unit = _parts(s_ND)
-    along = tl.sum(unit * dv_ND, axis=1)[:, None]
+    along = tl.expand_dims(tl.sum(unit * dv_ND, axis=1), 1)
     return (near * far) * (dv_ND + (near * near - far * far) * along * unit)

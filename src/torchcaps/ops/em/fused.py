@@ -18,6 +18,7 @@ from torchcaps.ops.em.routine import Fitted, Gradients, Step
 
 COLUMNS = 128  # numbers of parents, TJ·D, that a program has side by side
 ROWS = 8  # examples of a program
+WARPS = 4
 PROGRAMS = 1056  # of `spread_to_weights`: enough to fill the card, few enough that their slots stay small
 
 
@@ -99,7 +100,7 @@ class Unwritten:
 
     def _tiles(self) -> tuple[tuple[int, int, int], dict[str, Any]]:
         TJ = min(max(1, COLUMNS // self.D), triton.next_power_of_2(self.J))
-        sizes = {"P": self.P, "TB": ROWS, "TJ": TJ, "OFFSET": self.offset is not None, "num_warps": 4}
+        sizes = {"P": self.P, "TB": ROWS, "TJ": TJ, "OFFSET": self.offset is not None, "num_warps": WARPS}
         return (triton.cdiv(self.B, ROWS), self.L, triton.cdiv(self.J, TJ)), sizes
 
 

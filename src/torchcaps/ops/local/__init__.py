@@ -1,0 +1,1 @@
+"""Convolutional capsules with routing at each position (LaLonde & Bagci 2018)."""

@@ -1,0 +1,121 @@
+"""Routing at each position that keeps no votes: a few examples at a time, and once more in the backward pass.
+
+Votes are as many as all activations of a layer times the child types; of two layers they would never be needed at the
+same time. Their gradient is taken by hand: README.md derives it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from torchcaps.ops.local.reference import Window, votes_of
+from torchcaps.ops.squash import at_least_float32, squash, squash_backward
+
+SCRATCH = 2**22  # votes of a part at most, in numbers, unless a single example has more
+
+
+class Router(Protocol):
+    """Routing of votes that lie in memory."""
+
+    def forward(self, votes_BTJEX: Tensor, bias_JE: Tensor, iterations: int, couplings: bool) -> tuple[Tensor, Tensor]:
+        """Poses (B, J, E, X) and, if asked for, couplings (B, T, J, X); else nothing."""
+        ...
+
+    def backward(
+        self, grad_BJEX: Tensor, votes_BTJEX: Tensor, bias_JE: Tensor, iterations: int
+    ) -> tuple[Tensor, Tensor]:
+        """The gradients of the votes, which may lie where the votes lay, and of the bias."""
+        ...
+
+
+class Plain:
+    """Routing in PyTorch. A child's logit is its vote times the sum A of the poses so far, so no logits are kept."""
+
+    def forward(self, votes_BTJEX: Tensor, bias_JE: Tensor, iterations: int, couplings: bool) -> tuple[Tensor, Tensor]:
+        *_, (sums, _, coupled) = self._iterations(at_least_float32(votes_BTJEX), bias_JE, iterations)
+        return squash(sums, dim=2), coupled if couplings else sums.new_empty(0)
+
+    def backward(
+        self, grad_BJEX: Tensor, votes_BTJEX: Tensor, bias_JE: Tensor, iterations: int
+    ) -> tuple[Tensor, Tensor]:
+        votes_BTJEX = at_least_float32(votes_BTJEX)
+        found = list(self._iterations(votes_BTJEX, bias_JE, iterations))
+        d_votes, d_bias = torch.zeros_like(votes_BTJEX), torch.zeros_like(bias_JE)
+        d_agreed = torch.zeros_like(grad_BJEX)  # of A, from all later iterations
+        for iteration in range(iterations - 1, -1, -1):
+            sums, agreed, coupled = found[iteration]
+            d_sums = squash_backward(sums, grad_BJEX if iteration == iterations - 1 else d_agreed, dim=2)
+            d_bias += d_sums.sum((0, 3))
+            d_votes += coupled[:, :, :, None] * d_sums[:, None]
+            if iteration == 0:
+                break  # the first couplings are constants
+            d_coupled = (votes_BTJEX * d_sums[:, None]).sum(3)
+            d_logits = coupled * (d_coupled - (coupled * d_coupled).sum(2, keepdim=True))
+            d_votes += d_logits[:, :, :, None] * agreed[:, None]
+            d_agreed += (d_logits[:, :, :, None] * votes_BTJEX).sum(1)
+        return d_votes, d_bias
+
+    def _iterations(
+        self, votes_BTJEX: Tensor, bias_JE: Tensor, iterations: int
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Of each iteration: the sums s and A before it (B, J, E, X), and its couplings (B, T, J, X)."""
+        agreed = torch.zeros_like(votes_BTJEX[:, 0])
+        coupled = torch.full_like(votes_BTJEX[:, :, :, 0], 1 / votes_BTJEX.shape[2])
+        for iteration in range(iterations):
+            if iteration:
+                coupled = (votes_BTJEX * agreed[:, None]).sum(3).softmax(2)
+            sums = (coupled[:, :, :, None] * votes_BTJEX).sum(1) + bias_JE[..., None]
+            yield sums, agreed, coupled
+            agreed = agreed + squash(sums, dim=2)
+
+
+def forward(
+    pose_BTDHW: Tensor,
+    weight: Tensor,
+    bias_JE: Tensor,
+    iterations: int,
+    window: Window,
+    couplings: bool,
+    router: Router,
+    scratch: int = SCRATCH,
+) -> tuple[Tensor, Tensor]:
+    """As `reference.local_routing`; without couplings=True the second result is empty."""
+    parts, size = [], window.size(pose_BTDHW, weight)
+    for part in _parts(pose_BTDHW, bias_JE, size, scratch):
+        votes = votes_of(pose_BTDHW[part], weight, bias_JE.shape, window)
+        parts.append(router.forward(votes.flatten(4), bias_JE, iterations, couplings))
+    poses, coupled = (torch.cat(each) for each in zip(*parts))
+    return poses.unflatten(3, size), coupled.unflatten(3, size) if couplings else coupled
+
+
+def backward(
+    grad_BJEYX: Tensor,
+    pose_BTDHW: Tensor,
+    weight: Tensor,
+    bias_JE: Tensor,
+    iterations: int,
+    window: Window,
+    router: Router,
+    scratch: int = SCRATCH,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of the poses, the weight and the bias."""
+    parts, size = [], window.size(pose_BTDHW, weight)
+    for part in _parts(pose_BTDHW, bias_JE, size, scratch):
+        votes = votes_of(pose_BTDHW[part], weight, bias_JE.shape, window)
+        d_votes, d_bias = router.backward(grad_BJEYX[part].flatten(3), votes.flatten(4), bias_JE, iterations)
+        d_pose, d_weight = window.gradients(d_votes.view_as(votes).to(votes.dtype), pose_BTDHW[part], weight)
+        parts.append((d_pose, d_weight, d_bias))
+    poses, weights, biases = zip(*parts)
+    return torch.cat(poses), torch.stack(weights).sum(0), torch.stack(biases).sum(0)
+
+
+def _parts(pose_BTDHW: Tensor, bias_JE: Tensor, size: tuple[int, int], scratch: int) -> Iterator[slice]:
+    """The batch, a few examples at a time; one empty part of an empty batch."""
+    B, T = pose_BTDHW.shape[:2]
+    votes = T * bias_JE.numel() * size[0] * size[1]
+    step = max(1, min(max(B, 1), scratch // max(1, votes)))
+    return (slice(start, start + step) for start in range(0, max(B, 1), step))

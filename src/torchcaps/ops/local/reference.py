@@ -1,0 +1,99 @@
+"""Routing at each position of a map by itself: the version that reads like the paper.
+
+Dynamic routing as of dense capsules, but the children of a position are the T types there, and their votes come from a
+convolution, so that each says what it sees around it. Parents of the J types compete for a child: the softmax is over
+J. Letters beyond the usual: T child types, D and E dimensions of children and parents, Y×X positions of parents.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from torchcaps.ops.squash import squash
+
+
+class Window(NamedTuple):
+    """How votes are taken from a map: by a convolution, or by one that is transposed and so makes the map larger."""
+
+    stride: int = 1
+    padding: int = 0
+    dilation: int = 1
+    transposed: bool = False
+    output_padding: int = 0
+
+    def size(self, pose_BTDHW: Tensor, weight: Tensor) -> tuple[int, int]:
+        """Height and width of what comes out."""
+        reach = self.dilation * (weight.shape[-1] - 1) + 1
+        height, width = (
+            (side - 1) * self.stride - 2 * self.padding + reach + self.output_padding
+            if self.transposed
+            else (side + 2 * self.padding - reach) // self.stride + 1
+            for side in pose_BTDHW.shape[3:]
+        )
+        return height, width
+
+    def convolve(self, pose_BTDHW: Tensor, weight: Tensor) -> Tensor:
+        """(B, T, J·E, Y, X), by a weight for all child types, or one for each."""
+        maps, kernel, groups = self._fold(pose_BTDHW, weight)
+        if self.transposed:
+            rest = self.stride, self.padding, self.output_padding, groups, self.dilation
+            votes = functional.conv_transpose2d(maps, kernel, None, *rest)
+        else:
+            votes = functional.conv2d(maps, kernel, None, self.stride, self.padding, self.dilation, groups)
+        B, T = pose_BTDHW.shape[:2]
+        return votes.unflatten(0, (B, T)) if weight.ndim == 4 else votes.unflatten(1, (T, -1))
+
+    def gradients(self, d_votes: Tensor, pose_BTDHW: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Those of the poses and the weight, from that of the votes (B, T, …, Y, X)."""
+        maps, kernel, groups = self._fold(pose_BTDHW, weight)
+        d_maps, d_kernel, _ = torch.ops.aten.convolution_backward(
+            d_votes.flatten(2, -3).flatten(*((0, 1) if weight.ndim == 4 else (1, 2))),
+            maps,
+            kernel,
+            None,
+            [self.stride] * 2,
+            [self.padding] * 2,
+            [self.dilation] * 2,
+            self.transposed,
+            [self.output_padding] * 2,
+            groups,
+            [True, True, False],
+        )
+        return d_maps.reshape(pose_BTDHW.shape), d_kernel.reshape(weight.shape)
+
+    @staticmethod
+    def _fold(pose_BTDHW: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, int]:
+        """Types as examples, where they share a weight, or as groups of channels, where each has its own."""
+        if weight.ndim == 4:
+            return pose_BTDHW.flatten(0, 1), weight, 1
+        return pose_BTDHW.flatten(1, 2), weight.flatten(0, 1), pose_BTDHW.shape[1]
+
+
+def local_routing(
+    pose_BTDHW: Tensor, weight: Tensor, iterations: int, bias_JE: Tensor, window: Window
+) -> tuple[Tensor, Tensor]:
+    """Poses (B, J, E, Y, X) and the couplings of the last iteration (B, T, J, Y, X), which sum to 1 over J."""
+    return route_votes(votes_of(pose_BTDHW, weight, bias_JE.shape, window), iterations, bias_JE)
+
+
+def votes_of(pose_BTDHW: Tensor, weight: Tensor, parents: torch.Size, window: Window) -> Tensor:
+    """(B, T, J, E, Y, X): what each child says to each parent type at each position.
+
+    weight  (J·E, D, k, k) for all child types alike, or (T, J·E, D, k, k); transposed (…D, J·E, k, k)
+    """
+    return window.convolve(pose_BTDHW, weight).unflatten(2, parents)
+
+
+def route_votes(votes_BTJEYX: Tensor, iterations: int, bias_JE: Tensor) -> tuple[Tensor, Tensor]:
+    logits_BTJYX = torch.zeros_like(votes_BTJEYX[:, :, :, 0])
+    for iteration in range(iterations):
+        couplings_BTJYX = logits_BTJYX.softmax(2)
+        sums_BJEYX = (couplings_BTJYX[:, :, :, None] * votes_BTJEYX).sum(1) + bias_JE[..., None, None]
+        poses_BJEYX = squash(sums_BJEYX, dim=2)
+        if iteration < iterations - 1:
+            logits_BTJYX = logits_BTJYX + (votes_BTJEYX * poses_BJEYX[:, None]).sum(3)
+    return poses_BJEYX, couplings_BTJYX

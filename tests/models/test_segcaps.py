@@ -1,0 +1,77 @@
+"""SegCaps: the paper's size, images of any size, one class and several, what a shift does."""
+
+import pytest
+import torch
+
+from torchcaps.errors import UserError
+from torchcaps.losses import IGNORED
+from torchcaps.models import create_model, load, save
+from torchcaps.models.segcaps import SegCaps
+
+SMALL = {"channels": 4, "width": 0.5}
+
+
+def test_the_papers_network_has_its_parameters():
+    assert create_model("segcaps").parameter_count() == 1_425_649
+    assert create_model("segcaps", routing="r1").parameter_count() == 1_425_649
+
+
+def test_r1_routes_once_where_the_size_stays():
+    iterations = {
+        name: layer.iterations for name, layer in create_model("segcaps", routing="r1", **SMALL).capsule_layers
+    }
+    assert {name for name, each in iterations.items() if each == 3} == {
+        "to_quarter", "to_eighth", "back_to_quarter", "back_to_half", "back_to_full"
+    }  # fmt: skip
+    iterations = {name: layer.iterations for name, layer in create_model("segcaps", **SMALL).capsule_layers}
+    assert {name for name, each in iterations.items() if each == 1} == {"primary"}
+
+
+@pytest.mark.parametrize("size", [(1, 1), (3, 17), (8, 16), (20, 13)])
+@pytest.mark.parametrize(("colours", "classes", "maps"), [(1, 2, 1), (3, 4, 4)])
+def test_any_size_any_number_of_classes(size, colours, classes, maps):
+    model = SegCaps((colours, 32, 32), classes, **SMALL)
+    output = model(torch.rand(2, colours, *size))
+    assert output.lengths.shape == (2, maps, *size)
+    assert output.poses.shape == (2, maps, 4, *size)
+    assert output.reconstruction.shape == (2, colours, *size)
+    assert ((output.lengths >= 0) & (output.lengths < 1)).all()
+    found = model.found(output.lengths)
+    assert found.shape == (2, *size)
+    assert set(found.unique().tolist()) <= set(range(classes))
+
+
+def test_the_decoder_sees_positive_capsules_only():
+    model = SegCaps((1, 16, 16), 3, **SMALL).eval()
+    images = torch.rand(1, 1, 16, 16)
+    masks = torch.zeros(1, 16, 16, dtype=torch.long)
+    masks[:, 2:5], masks[:, 5:7], masks[:, 9:] = 1, 2, IGNORED
+    drawn = model(images, masks).reconstruction
+    blank = model.decoder(torch.zeros(1, 12, 1, 1))
+    outside = (masks == 0) | (masks == IGNORED)
+    torch.testing.assert_close(drawn[:, 0][outside], blank.expand(1, 1, 16, 16)[:, 0][outside])
+    assert (drawn[:, 0][~outside] - blank[0, 0, 0, 0]).abs().max() > 1e-4
+
+
+def test_shifting_the_image_by_the_total_stride_shifts_the_mask():
+    model = SegCaps((1, 96, 96), 2, **SMALL, decoder=False).eval()
+    image = torch.rand(1, 1, 96, 96)
+    with torch.no_grad():
+        before, after = (model(x).lengths for x in (image, image.roll(8, -1)))
+    edge = 46  # what the layers see to either side, and the roll
+    torch.testing.assert_close(after[..., edge:-edge], before.roll(8, -1)[..., edge:-edge])
+    assert (after - before)[..., edge:-edge].abs().max() > 1e-3
+
+
+def test_saved_and_loaded_it_answers_the_same(tmp_path):
+    model = SegCaps((1, 16, 16), 2, **SMALL).eval()
+    save(model, tmp_path / "model")
+    images = torch.rand(1, 1, 24, 16)
+    torch.testing.assert_close(load(tmp_path / "model")(images).lengths, model(images).lengths)
+
+
+def test_wrong_settings_and_images_are_named():
+    with pytest.raises(UserError, match="routing must be 'r1' or 'r3'"):
+        SegCaps(routing="r2")
+    with pytest.raises(ValueError, match=r"expected images of shape \(B, 1, H, W\)"):
+        SegCaps(**SMALL)(torch.rand(1, 3, 8, 8))
