@@ -2,6 +2,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torchcaps.data import augment, centre_crop
 from torchcaps.errors import UserError
@@ -210,3 +211,101 @@ def test_lighting_sees_the_crop_and_leaves_what_is_erased_black():
 def test_impossible_lighting_is_refused(options, message):
     with pytest.raises(UserError, match=message):
         augment(dot(), **options)
+
+
+def blocks(batch=200, side=24, classes=3) -> tuple[torch.Tensor, torch.Tensor]:
+    """Images of large flat rectangles whose brightness says the class of a pixel, and the masks of these classes."""
+    coarse = torch.randint(classes, (batch, 1, 3, 3), generator=seeded(5))
+    masks = coarse.repeat_interleave(side // 3, 2).repeat_interleave(side // 3, 3)
+    return (masks + 1.0) / classes, masks[:, 0]
+
+
+EXACT = [{"shift": 3}, {"crop": 11}, {"flip": True}, {"flip_vertical": True}, {"turn": True}]
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64])
+@pytest.mark.parametrize("options", [*EXACT, {key: value for each in EXACT for key, value in each.items()}], ids=str)
+def test_a_mask_moves_with_its_image_pixel_by_pixel(options, dtype):
+    images, masks = blocks()
+    moved, moved_masks = augment(images, seeded(), masks=masks.to(dtype), **options)
+    assert torch.equal(moved, augment(images, seeded(), **options))  # the masks change nothing for the images
+    assert (moved_masks.dtype, moved_masks.shape) == (dtype, moved[:, 0].shape)
+    expected = (moved[:, 0] * 3).round().long() - 1  # -1 where black has entered
+    assert torch.equal(moved_masks.long(), expected.masked_fill(expected < 0, 255))
+    assert not torch.equal(moved_masks, masks[:, : moved.shape[2], : moved.shape[3]].to(dtype))
+
+
+@settings(deadline=None)
+@given(
+    seed=st.integers(0, 1000),
+    options=st.fixed_dictionaries(
+        {},
+        optional={
+            "shift": st.integers(0, 3),
+            "rotate": st.floats(0, 180),
+            "shear": st.floats(0, 0.3),
+            "scale": st.floats(0, 0.3),
+            "elastic": st.floats(0, 1),
+            "share": st.floats(0, 1),
+            "turn": st.booleans(),
+        },
+    ),
+)
+def test_a_warped_mask_agrees_with_its_image_away_from_edges(seed, options):
+    images, masks = blocks(8)
+    moved, moved_masks = augment(images, seeded(seed), masks=masks, **options)
+    assert torch.equal(moved, augment(images, seeded(seed), **options))
+    assert set(moved_masks.unique().tolist()) <= {0, 1, 2, 255}
+    # where all nine pixels around have one brightness there is no edge, and the brightness says the class
+    patches = torch.nn.functional.unfold(moved, 3, padding=1).view(8, 9, 24, 24)
+    flat = patches.amax(1) - patches.amin(1) < 1e-4
+    expected = (moved[:, 0] * 3).round().long() - 1
+    assert flat.float().mean() > 0.05
+    assert torch.equal(moved_masks[flat], expected.masked_fill(expected < 0, 255)[flat])
+
+
+def test_pixels_that_were_ignored_stay_so_and_lighting_leaves_masks_alone():
+    images, masks = blocks()
+    masks[masks == 2] = 255
+    moved, moved_masks = augment(images, seeded(), masks=masks, flip=True)
+    assert torch.equal(moved_masks == 255, moved[:, 0] == 1)
+    changed, same = augment(images, seeded(), masks=masks, brightness=0.3, contrast=0.3, erase=9)
+    assert not torch.equal(changed, images)
+    assert torch.equal(same, masks)
+
+
+def test_quarter_turns_and_vertical_flips_are_each_as_likely():
+    corners = torch.tensor([[1.0, 2.0], [3.0, 4.0]]).expand(4000, 1, 2, 2)
+    for options, kinds in (
+        ({"turn": True}, 4),
+        ({"flip_vertical": True}, 2),
+        ({"flip_vertical": True, "turn": True}, 8),
+    ):
+        changed, counts = augment(corners, seeded(), **options).flatten(1).unique(dim=0, return_counts=True)
+        assert len(changed) == kinds
+        assert (counts - 4000 / kinds).abs().max() < 150
+    turned = augment(corners, seeded(), turn=True).flatten(1).unique(dim=0).tolist()
+    assert turned == [[1, 2, 3, 4], [2, 4, 1, 3], [3, 1, 4, 2], [4, 3, 2, 1]]  # turned, never mirrored
+    upside_down = augment(corners, seeded(), flip_vertical=True).flatten(1).unique(dim=0).tolist()
+    assert upside_down == [[1, 2, 3, 4], [3, 4, 1, 2]]
+    oblong = torch.rand(5, 1, 6, 4)
+    assert augment(oblong, seeded(), turn=True, crop=4).shape == (5, 1, 4, 4)
+    with pytest.raises(UserError, match="6×4 are not square"):
+        augment(oblong, turn=True)
+
+
+@pytest.mark.parametrize(
+    "masks", [torch.zeros(64, 11, 10).long(), torch.zeros(64, 11, 11), torch.zeros(64, 11, 11).bool()]
+)
+def test_masks_that_do_not_fit_are_refused(masks):
+    with pytest.raises(UserError, match=r"uint8 or int64 \(64, 11, 11\)"):
+        augment(dot(), masks=masks, flip=True)
+
+
+def test_masks_need_no_value_to_be_read_and_no_image():
+    options = {"shift": 2, "rotate": 9.0, "elastic": 0.5, "share": 0.5, "crop": 9, "turn": True, "flip_vertical": True}
+    with FakeTensorMode():  # tensors without values, as while a CUDA graph is recorded
+        images, masks = augment(torch.rand(4, 1, 11, 11), masks=torch.zeros(4, 11, 11).long(), **options)
+    assert (images.shape, masks.shape) == ((4, 1, 9, 9), (4, 9, 9))
+    images, masks = augment(torch.rand(0, 1, 11, 11), masks=torch.zeros(0, 11, 11).long(), **options)
+    assert (images.shape, masks.shape) == ((0, 1, 9, 9), (0, 9, 9))

@@ -6,6 +6,7 @@ import torch
 from torchcaps.errors import UserError
 from torchcaps.losses import IGNORED
 from torchcaps.models import create_model, load, save
+from torchcaps.models.pixels import found_in
 from torchcaps.models.segcaps import SegCaps
 
 SMALL = {"channels": 4, "width": 0.5}
@@ -36,7 +37,7 @@ def test_any_size_any_number_of_classes(size, colours, classes, maps):
     assert output.poses.shape == (2, maps, 4, *size)
     assert output.reconstruction.shape == (2, colours, *size)
     assert ((output.lengths >= 0) & (output.lengths < 1)).all()
-    found = model.found(output.lengths)
+    found = found_in(output.lengths)
     assert found.shape == (2, *size)
     assert set(found.unique().tolist()) <= set(range(classes))
 

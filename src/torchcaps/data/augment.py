@@ -1,4 +1,4 @@
-"""Shifts, affine jitter, elastic bending, erasing, crops, flips and lighting of a whole batch, where the batch lives.
+"""Shifts, affine jitter, bending, erasing, crops, flips, turns and lighting of a whole batch, where the batch lives.
 
 Nothing here waits for the device or makes a shape depend on data, so a CUDA graph can hold it.
 """
@@ -6,20 +6,53 @@ Nothing here waits for the device or makes a shape depend on data, so a CUDA gra
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING, TypedDict, overload
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from torchcaps.errors import UserError
+from torchcaps.losses import IGNORED
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 BEND = 7  # pixels between two knots of an elastic field: a quarter of a digit
+MASK_TYPES = (torch.uint8, torch.int16, torch.int32, torch.int64)  # those that hold IGNORED
 
 
+class Changes(TypedDict, total=False):
+    """The options of `augment`."""
+
+    shift: int
+    rotate: float
+    shear: float
+    scale: float
+    elastic: float
+    share: float
+    erase: int
+    crop: int
+    flip: bool
+    flip_vertical: bool
+    turn: bool
+    brightness: float
+    contrast: float
+
+
+@overload
+def augment(
+    images_BCHW: Tensor, generator: torch.Generator | None = None, *, masks: None = None, **changes: Unpack[Changes]
+) -> Tensor: ...
+@overload
+def augment(
+    images_BCHW: Tensor, generator: torch.Generator | None = None, *, masks: Tensor, **changes: Unpack[Changes]
+) -> tuple[Tensor, Tensor]: ...
 def augment(
     images_BCHW: Tensor,
     generator: torch.Generator | None = None,
     *,
+    masks: Tensor | None = None,
     shift: int = 0,
     rotate: float = 0.0,
     shear: float = 0.0,
@@ -29,46 +62,63 @@ def augment(
     erase: int = 0,
     crop: int = 0,
     flip: bool = False,
+    flip_vertical: bool = False,
+    turn: bool = False,
     brightness: float = 0.0,
     contrast: float = 0.0,
-) -> Tensor:
+) -> Tensor | tuple[Tensor, Tensor]:
     """Each image changed a little at random; the same tensor when nothing is asked for.
 
-    images_BCHW  (B, C, H, W)  floating point
-    generator    on the device of the images, or else its draws are copied there
-    shift        up to so many whole pixels in each direction; exact when no affine jitter is asked for
-    rotate       up to so many degrees either way
-    shear        x moves by up to so many times y
-    scale        each axis grows or shrinks by up to this fraction
-    elastic      pixels move by a smooth random field of this standard deviation, in pixels
-    share        of the images that are rotated, sheared, scaled and bent; the others are only shifted, and stay sharp
-    erase        a rectangle at a random place, its sides up to so many pixels, becomes black
-    crop         side of a random window; 0 for the whole image
-    flip         mirror half of the images left to right
-    brightness   up to so much is added to a whole image, or taken away; what then lies outside [0, 1] is clipped
-    contrast     distances from an image's mean grow or shrink by up to this fraction; clipped, too
-    returns      (B, C, H, W), or (B, C, crop, crop)
+    Masks move with their images, by the nearest pixel; where nothing was before they are IGNORED (255). Erasing and
+    lighting leave them alone.
+
+    images_BCHW    (B, C, H, W)  floating point
+    generator      on the device of the images, or else its draws are copied there
+    masks          (B, H, W)     class ids below 255, or IGNORED; uint8 or a wider integer
+    shift          up to so many whole pixels in each direction; exact when no affine jitter is asked for
+    rotate         up to so many degrees either way
+    shear          x moves by up to so many times y
+    scale          each axis grows or shrinks by up to this fraction
+    elastic        pixels move by a smooth random field of this standard deviation, in pixels
+    share          of the images that are rotated, sheared, scaled and bent; the others are only shifted, and stay sharp
+    erase          a rectangle at a random place, its sides up to so many pixels, becomes black
+    crop           side of a random window; 0 for the whole image
+    flip           mirror half of the images left to right
+    flip_vertical  and half of them top to bottom
+    turn           by 0, 90, 180 or 270 degrees, each as likely; for square images
+    brightness     up to so much is added to a whole image, or taken away; what then lies outside [0, 1] is clipped
+    contrast       distances from an image's mean grow or shrink by up to this fraction; clipped, too
+    returns        (B, C, H, W), or (B, C, crop, crop); with masks a pair, (B, H, W) or (B, crop, crop) of the same type
     """
     moves = {"shift": shift, "rotate": rotate, "shear": shear, "scale": scale, "elastic": elastic}
     _check(images_BCHW, **moves, share=share, erase=erase, crop=crop, brightness=brightness, contrast=contrast)
     height, width = images_BCHW.shape[2:]
+    if turn and not crop and height != width:
+        raise UserError(f"augmentation turn: images of {height}×{width} are not square; give a crop, or turn=no")
     dice = _Dice(images_BCHW, generator)
+    layers = [images_BCHW] if masks is None else [images_BCHW, _raised(masks, images_BCHW)]
     if not len(images_BCHW):
         pass  # the sampler refuses an empty batch; a crop below still gives it its shape
     elif rotate or shear or scale or elastic:
-        warped = _warp(images_BCHW, dice, shift, rotate, shear, scale, elastic)
-        images_BCHW = warped if share == 1 else dice.choose(share, warped, _shift(images_BCHW, dice, shift))
+        warped = _warp(layers, dice, shift, rotate, shear, scale, elastic)
+        layers = warped if share == 1 else dice.choose(share, warped, _shift(layers, dice, shift))
     elif shift:
-        images_BCHW = _shift(images_BCHW, dice, shift)
+        layers = _shift(layers, dice, shift)
     if crop and (crop, crop) != (height, width):
-        images_BCHW = _windows(images_BCHW, dice.integers(height - crop), dice.integers(width - crop), crop, crop)
+        top_B, left_B = dice.integers(height - crop), dice.integers(width - crop)
+        layers = [_windows(layer, top_B, left_B, crop, crop) for layer in layers]
     if brightness or contrast:  # of what is seen: after the crop, but an erased rectangle stays black
-        images_BCHW = _relight(images_BCHW, dice, brightness, contrast)
+        layers[0] = _relight(layers[0], dice, brightness, contrast)
     if erase and len(images_BCHW):
-        images_BCHW = _erase(images_BCHW, dice, erase)
+        layers[0] = _erase(layers[0], dice, erase)
     if flip:
-        images_BCHW = dice.choose(0.5, images_BCHW.flip(-1), images_BCHW)
-    return images_BCHW
+        layers = dice.choose(0.5, [layer.flip(-1) for layer in layers], layers)
+    if flip_vertical:
+        layers = dice.choose(0.5, [layer.flip(-2) for layer in layers], layers)
+    if turn:
+        layers = dice.choose(0.5, [layer.rot90(1, (-2, -1)) for layer in layers], layers)
+        layers = dice.choose(0.5, [layer.flip(-2, -1) for layer in layers], layers)
+    return layers[0] if masks is None else (layers[0], _lowered(layers[1], masks.dtype))
 
 
 def centre_crop(images: Tensor, crop: int) -> Tensor:
@@ -102,9 +152,10 @@ class _Dice:
         """(B, *shape)"""
         return torch.randn(self.batch, *shape, generator=self.generator, device=self.source).to(self.target)
 
-    def choose(self, share: float, some_BCHW: Tensor, others_BCHW: Tensor) -> Tensor:
-        """(B, C, H, W): each image from `some` as often as `share` says, else from `others`."""
-        return torch.where((self.uniform(1.0) < 2 * share - 1)[:, None, None, None], some_BCHW, others_BCHW)
+    def choose(self, share: float, some: list[Tensor], others: list[Tensor]) -> list[Tensor]:
+        """Each image, and its mask, from `some` as often as `share` says, else from `others`."""
+        chosen_B111 = (self.uniform(1.0) < 2 * share - 1)[:, None, None, None]
+        return [torch.where(chosen_B111, one, other) for one, other in zip(some, others)]
 
     def integers(self, highest: int) -> Tensor:
         """(B,) in 0..highest"""
@@ -112,10 +163,26 @@ class _Dice:
         return drawn_B.to(self.target)
 
 
-def _shift(images_BCHW: Tensor, dice: _Dice, shift: int) -> Tensor:
+def _raised(masks_BHW: Tensor, images_BCHW: Tensor) -> Tensor:
+    """(B, 1, H, W)  ids plus one, and 0 for IGNORED: then what enters a mask is what enters an image."""
+    batch, _, height, width = images_BCHW.shape
+    if masks_BHW.shape != (batch, height, width) or masks_BHW.dtype not in MASK_TYPES:
+        found = f"{masks_BHW.dtype} {tuple(masks_BHW.shape)}"
+        raise UserError(f"masks must be uint8 or int64 ({batch}, {height}, {width}) to fit the images, not {found}")
+    return (masks_BHW[:, None].short() + 1) % (IGNORED + 1)
+
+
+def _lowered(raised_B1HW: Tensor, dtype: torch.dtype) -> Tensor:
+    """(B, H, W)  the ids again"""
+    return ((raised_B1HW[:, 0] + IGNORED) % (IGNORED + 1)).to(dtype)
+
+
+def _shift(layers: list[Tensor], dice: _Dice, shift: int) -> list[Tensor]:
     """Moved by whole pixels, what enters being 0."""
-    padded = F.pad(images_BCHW, (shift, shift, shift, shift))
-    return _windows(padded, dice.integers(2 * shift), dice.integers(2 * shift), *images_BCHW.shape[2:])
+    height, width = layers[0].shape[2:]
+    top_B, left_B = dice.integers(2 * shift), dice.integers(2 * shift)
+    padded = [F.pad(layer, (shift, shift, shift, shift)) for layer in layers]
+    return [_windows(layer, top_B, left_B, height, width) for layer in padded]
 
 
 def _windows(images_BCHW: Tensor, top_B: Tensor, left_B: Tensor, height: int, width: int) -> Tensor:
@@ -132,13 +199,14 @@ def _windows(images_BCHW: Tensor, top_B: Tensor, left_B: Tensor, height: int, wi
 
 
 def _warp(
-    images_BCHW: Tensor, dice: _Dice, shift: int, rotate: float, shear: float, scale: float, elastic: float
-) -> Tensor:
+    layers: list[Tensor], dice: _Dice, shift: int, rotate: float, shear: float, scale: float, elastic: float
+) -> list[Tensor]:
     """Scale, then shear, then rotate about the centre, then shift, then bend: one bicubic resampling of all.
 
     Bilinear would leave every image softer than those that the model is tested on. Where cubic curves overshoot, they
-    are cut off at the darkest and the brightest of the image.
+    are cut off at the darkest and the brightest of the image. A mask gets the nearest pixel of the same places.
     """
+    images_BCHW, *masks = layers
     dtype = torch.promote_types(images_BCHW.dtype, torch.float32)  # half precision cannot name a pixel of a large image
     inverse_B23 = _affine(images_BCHW, dice, shift, rotate, shear, scale).to(dtype)
     grid_BHW2 = F.affine_grid(inverse_B23, list(images_BCHW.shape), align_corners=False)
@@ -148,7 +216,13 @@ def _warp(
     moved = F.grid_sample(images, grid_BHW2, mode="bicubic", padding_mode="zeros", align_corners=False)
     low, high = torch.aminmax(images.flatten(1), dim=1)  # and 0, which enters from outside
     low, high = (bound[:, None, None, None] for bound in (low.clamp(max=0), high.clamp(min=0)))
-    return moved.clamp(low, high).to(images_BCHW.dtype)
+    return [moved.clamp(low, high).to(images_BCHW.dtype), *(_nearest(mask, grid_BHW2) for mask in masks)]
+
+
+def _nearest(mask_B1HW: Tensor, grid_BHW2: Tensor) -> Tensor:
+    values = mask_B1HW.to(grid_BHW2.dtype)  # whole numbers up to 255, so exact
+    moved = F.grid_sample(values, grid_BHW2, mode="nearest", padding_mode="zeros", align_corners=False)
+    return moved.to(mask_B1HW.dtype)
 
 
 def _affine(images_BCHW: Tensor, dice: _Dice, shift: int, rotate: float, shear: float, scale: float) -> Tensor:

@@ -19,6 +19,7 @@ class PixelModel(ImageModel):
 
     objective = "cross_entropy"
     multiple = 1  # height and width that it works on are multiples of this; `padded` sees to it
+    margin = 0  # how far around a pixel it looks: `by_tiles` with this margin answers as for the whole image
 
     @property
     def maps(self) -> int:
@@ -46,15 +47,14 @@ class PixelModel(ImageModel):
         reflects = below < images.shape[-2] and right < images.shape[-1]
         return functional.pad(images, (0, right, 0, below), mode="reflect" if reflects else "replicate")
 
-    def found(self, presence_BKHW: Tensor) -> Tensor:
-        """(B, H, W): the class of each pixel."""
-        if self.maps == 1:
-            return (presence_BKHW[:, 0] > 0.5).long()
-        return presence_BKHW.argmax(1)
-
     def where(self, ids_BHW: Tensor) -> Tensor:
         """(B, K, H, W): where each class but the background is; what is ignored is nowhere."""
         if self.maps == 1:
             return ((ids_BHW > 0) & (ids_BHW != IGNORED))[:, None]
         classes_K = torch.arange(self.maps, device=ids_BHW.device)
         return (ids_BHW[:, None] == classes_K[:, None, None]) & (classes_K[:, None, None] > 0)
+
+
+def found_in(presence_BKHW: Tensor) -> Tensor:
+    """(B, H, W): the class of each pixel."""
+    return (presence_BKHW[:, 0] > 0.5).long() if presence_BKHW.shape[1] == 1 else presence_BKHW.argmax(1)

@@ -14,7 +14,7 @@ from torchcaps.capsules import Capsules
 from torchcaps.errors import UserError
 from torchcaps.layers import ConvCaps2d, DeconvCaps2d
 from torchcaps.models.base import Output
-from torchcaps.models.pixels import PixelModel
+from torchcaps.models.pixels import PixelModel, found_in
 
 
 class SegCaps(PixelModel):
@@ -27,6 +27,7 @@ class SegCaps(PixelModel):
     """
 
     multiple = 8
+    margin = 72
 
     def __init__(
         self,
@@ -91,7 +92,7 @@ class SegCaps(PixelModel):
         lengths = capsules.activation[..., :height, :width]
         if self.decoder is None:
             return Output(lengths, poses)
-        ids = self.found(lengths) if targets is None else targets
+        ids = found_in(lengths) if targets is None else targets
         masked = poses * self.where(ids)[:, :, None].to(poses.dtype)
         return Output(lengths, poses, self.decoder(masked.flatten(1, 2)).float())
 

@@ -28,7 +28,7 @@ class State:
     epoch, batch, step   finished epochs, finished batches of this epoch, finished steps in all
     totals      sums over this epoch so far, for its line in the history
     history     one dict for each finished epoch
-    best        the best validation accuracy so far
+    best        the best so far on validation images, by the task's measure
     data        the fingerprint of the images the run trains, chooses and tests with
     """
 

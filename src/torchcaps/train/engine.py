@@ -54,7 +54,7 @@ def train(
     steps_per_epoch = num_batches(len(data) * settings.repeat, settings.batch_size)
     total_steps = settings.epochs * steps_per_epoch
     model, optimizer = fabric.setup(state.model, state.optimizer)
-    totals = Totals(fabric.device)
+    totals = Totals(fabric.device, task.measure)
 
     # With one process Fabric's wrapper adds nothing to the forward pass but what breaks a compiled graph in pieces.
     network = state.model if fabric.world_size == 1 else model
@@ -82,7 +82,7 @@ def train(
     if settings.fast and data.on_device and fabric.device.type == "cuda":
         take_step = Recorded(partial(step, measure=compiled(measure)), step, settings.batch_size, state.generator)
     with tuned(fabric.device, tensor_cores=settings.precision != "fp32"):
-        while not finished(state, settings):
+        while not finished(state, settings, task.measure):
             model.train()
             totals.start(state.totals)
             passes = range(state.epoch * settings.repeat, (state.epoch + 1) * settings.repeat)
@@ -118,23 +118,26 @@ def train(
             }
             if validation is not None:
                 result = evaluate(state.final, validation, task)
-                line |= {"val_loss": result.loss, "val_accuracy": result.accuracy}
+                line |= {"val_loss": result.loss, f"val_{task.measure}": result.right}
             state.history.append(line)
             watcher.epoch(state, line)
 
 
-def finished(state: State, settings: TrainSection) -> bool:
-    """Whether the last epoch is over, or the validation accuracy that was asked for is reached."""
-    reached = state.history[-1].get("val_accuracy", 0.0) if state.history else 0.0
+def finished(state: State, settings: TrainSection, measure: str) -> bool:
+    """Whether the last epoch is over, or what was asked for is reached on validation images."""
+    reached = state.history[-1].get(f"val_{measure}", 0.0) if state.history else 0.0
     return state.epoch >= settings.epochs or (settings.stop_at is not None and reached >= settings.stop_at)
 
 
 class Result(NamedTuple):
-    """What an evaluation gives: lengths (N, J) in the order of the data, and means over it."""
+    """What an evaluation gives: lengths (N, J) in the order of the data, and means over it.
+
+    right  the mean of the task's measure
+    """
 
     lengths: Tensor
     loss: float
-    accuracy: float
+    right: float
 
 
 @torch.no_grad()
@@ -146,7 +149,7 @@ def evaluate(model: ImageModel, dataset: Dataset, task: Classify, views: bool = 
     was_training = model.training
     model.eval()
     data = Resident(dataset, model.device)
-    totals, lengths = Totals(model.device), []
+    totals, lengths = Totals(model.device, task.measure), []
     for images, targets in batches(data, EVALUATION_BATCH, device=model.device, seed=0, epoch=0, shuffle=False):
         images = centre_crop(images, _crop_for(model, images))
         output = model(images, targets)
@@ -156,7 +159,7 @@ def evaluate(model: ImageModel, dataset: Dataset, task: Classify, views: bool = 
         lengths.append(answers)
     model.train(was_training)
     means = totals.means()
-    return Result(torch.cat(lengths).cpu(), means["loss"], means["accuracy"])
+    return Result(torch.cat(lengths).cpu(), means["loss"], means[task.measure])
 
 
 def moved(images: Tensor) -> list[Tensor]:
@@ -167,10 +170,13 @@ def moved(images: Tensor) -> list[Tensor]:
 
 
 class Totals:
-    """Sums over the examples of an epoch, kept on the device until somebody reads them."""
+    """Sums over the examples of an epoch, kept on the device until somebody reads them.
 
-    def __init__(self, device: torch.device | str):
-        self._device = device
+    measure  what `correct` is called
+    """
+
+    def __init__(self, device: torch.device | str, measure: str):
+        self._device, self.measure = device, measure
         self._sums: dict[str, Tensor] = {}  # added to in place: a recorded step knows them by their address
         self._examples = torch.zeros((), device=device)
         self.start({})
@@ -182,7 +188,7 @@ class Totals:
             value.zero_()
 
     def add(self, loss: Tensor, terms: dict[str, Tensor], correct: Tensor) -> None:
-        sums = {"loss": loss.detach() * len(correct), "accuracy": correct.sum()}
+        sums = {"loss": loss.detach() * len(correct), self.measure: correct.sum()}
         sums |= {name: term.detach().sum() for name, term in terms.items()}
         for name, value in sums.items():
             if name not in self._sums:

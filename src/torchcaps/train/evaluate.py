@@ -28,8 +28,8 @@ def evaluate_model(model: ImageModel, data: str | None = None, *, views: bool = 
     result = engine.evaluate(model, dataset, task, views)
     return {
         "data": name,
-        "accuracy": result.accuracy,
-        "error": 1 - result.accuracy,
+        "accuracy": result.right,
+        "error": 1 - result.right,
         "loss": result.loss,
         "n": len(dataset),
     }

@@ -64,14 +64,14 @@ def _run(recipe: Recipe, folder: Path, device: str, console: Console, resume: bo
                 raise UserError(
                     f"the data of {folder} has changed since it began: its test images may have been trained on"
                 )
-            if engine.finished(state, recipe.train) and (folder / "summary.json").is_file():
+            if engine.finished(state, recipe.train, task.measure) and (folder / "summary.json").is_file():
                 more = "add more with --epochs" if state.epoch >= recipe.train.epochs else "it reached train.stop_at"
                 raise UserError(f"{folder} has finished its {state.epoch} epochs: {more}")
         _prepare_folder(folder, recipe)
         (folder / "summary.json").unlink(missing_ok=True)  # of the run before it was extended
         _announce(recipe, splits, state.model, fabric.device, console)
         steps = num_batches(len(splits.train) * recipe.train.repeat, recipe.train.batch_size)
-        watcher = RunWatcher(folder, recipe.train.epochs, steps, console)
+        watcher = RunWatcher(folder, recipe.train.epochs, steps, console, task.measure)
         try:
             with watcher.watching(state):
                 engine.train(state, splits.train, splits.validation, task, recipe, fabric, watcher)
@@ -160,9 +160,9 @@ def _finish(
         "train_n": len(splits.train),
         "train_seconds": round(state.seconds, 3),
         "images_per_second": round(state.epoch * recipe.train.repeat * len(splits.train) / state.seconds, 1),
-        "val_accuracy": results["validation"].accuracy if "validation" in results else None,
+        "val_accuracy": results["validation"].right if "validation" in results else None,
         "val_n": len(measured["validation"]) if "validation" in measured else 0,
-        "test_accuracy": results["test"].accuracy if "test" in results else None,
+        "test_accuracy": results["test"].right if "test" in results else None,
         "test_n": len(measured["test"]) if "test" in measured else 0,
         "also": {name: evaluate_model(model, name)["accuracy"] for name in recipe.also} if "test" in measured else {},
         "peak_memory_mib": peak,
@@ -192,7 +192,7 @@ def _finish(
     os.replace(aside, folder / "summary.json")
     if shown:
         console.print(
-            f"\n{shown} accuracy {results[shown].accuracy:.2%} on {len(dataset):,} images",
+            f"\n{shown} accuracy {results[shown].right:.2%} on {len(dataset):,} images",
             style="bold green",
             highlight=False,
         )

@@ -28,6 +28,8 @@ class Classify:
     labels_each: int | None = None  # how many classes every image has, where that is known
     spread_margin: Tensor = field(default_factory=lambda: torch.tensor(SPREAD[1]))  # a recorded step knows its place
 
+    measure = "accuracy"  # what `correct` is called, averaged over examples
+
     @staticmethod
     def for_model(model: ImageModel, train: Dataset, section: LossSection) -> Classify:
         given = {name: getattr(section, name) for name in ("margin", "spread", "reconstruction", "cross_entropy")}

@@ -43,8 +43,8 @@ class RunWatcher:
     checkpoints/best/              the model that was best on validation
     """
 
-    def __init__(self, folder: Path, epochs: int, steps_per_epoch: int, console: Console):
-        self.folder, self.epochs, self.console = folder, epochs, console
+    def __init__(self, folder: Path, epochs: int, steps_per_epoch: int, console: Console, measure: str = "accuracy"):
+        self.folder, self.epochs, self.console, self.measure = folder, epochs, console, measure
         self._steps = steps_per_epoch
         self._stop = False
         self._next_look = self._next_save = 0.0
@@ -53,7 +53,9 @@ class RunWatcher:
             TextColumn("epoch {task.fields[epoch]}"),
             BarColumn(),
             TextColumn(
-                "{task.fields[rate]:>7,.0f} img/s  loss {task.fields[loss]:.4f}  acc {task.fields[accuracy]:.2%}"
+                "{task.fields[rate]:>7,.0f} img/s  loss {task.fields[loss]:.4f}  "
+                + measure
+                + " {task.fields[right]:.2%}"
             ),
             TimeRemainingColumn(compact=True),
             console=console,
@@ -75,7 +77,7 @@ class RunWatcher:
             epoch=f"{state.epoch + 1}/{self.epochs}",
             rate=0.0,
             loss=0.0,
-            accuracy=0.0,
+            right=0.0,
         )
         self._began, self._first = time.perf_counter(), state.step
         with self._signals(), self._progress:
@@ -98,7 +100,7 @@ class RunWatcher:
             epoch=f"{state.epoch + 1}/{self.epochs}",
             rate=(state.step - self._first) * images / (now - self._began),
             loss=means["loss"],
-            accuracy=means["accuracy"],
+            right=means[self.measure],
         )
 
     def epoch(self, state: State, line: dict[str, float]) -> None:
@@ -107,18 +109,18 @@ class RunWatcher:
         for name, value in line.items():
             if name not in ("epoch", "step"):
                 self._board.add_scalar(name.replace("_", "/", 1), value, int(line["epoch"]))
-        accuracy = line.get("val_accuracy", line["train_accuracy"])
-        if "val_accuracy" in line and (state.best is None or accuracy > state.best):
-            state.best = accuracy
+        right = line.get(f"val_{self.measure}")
+        if right is not None and (state.best is None or right > state.best):
+            state.best = right
             best = self.folder / "checkpoints" / "best"
             best.mkdir(parents=True, exist_ok=True)
             write_model(state.final, best)
         if time.perf_counter() >= self._next_save:
             self._save(state)
-        seen = f"  val {line['val_accuracy']:.2%}" if "val_accuracy" in line else ""
+        seen = "" if right is None else f"  val {right:.2%}"
         self.console.print(
             f"epoch {int(line['epoch']):>3}/{self.epochs}  loss {line['train_loss']:.4f}  "
-            f"train {line['train_accuracy']:.2%}{seen}  {line['images_per_second']:,.0f} img/s",
+            f"train {line[f'train_{self.measure}']:.2%}{seen}  {line['images_per_second']:,.0f} img/s",
             highlight=False,
         )
 

@@ -47,6 +47,7 @@ class UNet(PixelModel):
         self.up = nn.ModuleList(_convolutions(2 * b, b, batch_norm) for _, b in pairs)
         self.head = nn.Conv2d(channels, self.maps, 1)
         self.multiple = 2**depth
+        self.margin = _reach(depth)
         for module in self.modules():
             if isinstance(module, (nn.Conv2d, nn.ConvTranspose2d)):
                 nn.init.kaiming_normal_(module.weight, nonlinearity="relu")  # the paper's √(2/N)
@@ -74,6 +75,13 @@ class UNet(PixelModel):
 def unet(image_shape: Sequence[int] = (1, 256, 256), num_classes: int = 2, **options: Any) -> UNet:
     """The usual U-Net, 64 to 1024 channels: 31.0 million parameters for grey images and one positive class."""
     return UNet(image_shape, num_classes, **options)
+
+
+def _reach(depth: int) -> int:
+    """How far around a pixel it looks: two pixels of each resolution on the way down and up, and what pooling adds."""
+    down = sum(2 * 2**level for level in range(depth + 1))
+    up = sum(2 * 2**level for level in range(depth))
+    return down + up + 2 * 2**depth
 
 
 def _convolutions(before: int, after: int, batch_norm: bool) -> nn.Sequential:

@@ -1,0 +1,450 @@
+import logging
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from torchcaps.data import Crops, Segments, SegmentSplits, load_pairs, read_pairs, split_pairs
+from torchcaps.data.pairs import LAYOUT
+from torchcaps.errors import UserError
+
+RNG = np.random.default_rng(0)
+
+
+def save(path, values, **options):
+    """An array as the file that its name asks for."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    values = np.asarray(values)
+    if path.suffix == ".npy":
+        np.save(path, values)
+    else:
+        Image.fromarray(values).save(path, **options)
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """folder(a=mask, b=mask) writes each mask, with noise of its size for an image."""
+
+    def write(root=tmp_path, **masks):
+        for name, mask in masks.items():
+            mask = np.asarray(mask, dtype=np.uint8)
+            save(root / "images" / f"{name}.png", RNG.integers(0, 256, mask.shape, dtype=np.uint8))
+            save(root / "masks" / f"{name}.png", mask)
+        return root
+
+    return write
+
+
+def alike(names: str) -> dict[str, list[list[int]]]:
+    """The same small mask under each of these letters."""
+    return {name: [[0, 255]] for name in names}
+
+
+def several(*sizes, channels=1, classes=2) -> Segments:
+    """Noise of these sizes; a pixel's class is its brightness modulo the number of classes."""
+    images = [torch.from_numpy(RNG.integers(0, 256, (channels, *size), dtype=np.uint8)) for size in sizes]
+    names = tuple(f"{i:02d}" for i in range(len(sizes)))
+    return Segments(images, [image[0] % classes for image in images], tuple("abcdef"[:classes]), names)
+
+
+def seeded(seed=0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def test_pairs_of_any_size_are_read_by_name(folder):
+    root = folder(b=[[0, 1], [2, 1]], a=[[0, 0, 2]], c=[[1]])
+    (root / "images" / ".hidden.png").write_text("not an image")
+    (root / "masks" / "notes.txt").write_text("ignored")
+    found = read_pairs(root)
+    assert (found.names, len(found), found.num_classes, found.channels) == (("a", "b", "c"), 3, 3, 1)
+    assert [mask.tolist() for mask in found.masks] == [[[0, 0, 2]], [[0, 1], [2, 1]], [[1]]]
+    for name, image in zip(found.names, found.images):
+        assert np.array_equal(image[0], np.asarray(Image.open(root / "images" / f"{name}.png")))
+    assert found.class_counts().tolist() == [3, 3, 2]
+    assert found.absent == ()
+    few = found.subset(torch.tensor([2, 0]))
+    assert (few.names, few.masks[1].tolist()) == (("c", "a"), [[0, 0, 2]])
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "expected", "classes"),
+    [
+        ([0, 255, 255], {}, [0, 1, 1], 2),
+        ([255, 255, 255], {}, [1, 1, 1], 2),
+        ([0, 1, 0], {}, [0, 1, 0], 2),
+        ([0, 0, 0], {}, [0, 0, 0], 2),
+        ([0, 1, 255], {}, [0, 1, 255], 2),
+        ([2, 1, 0], {}, [2, 1, 0], 3),
+        ([0, 255, 255], {"positive": 0}, [1, 0, 0], 2),
+        ([3, 7, 200], {"positive": 7}, [0, 1, 0], 2),
+        ([0, 3, 255], {"num_classes": 5}, [0, 3, 255], 5),
+        ([0, 255, 0], {"num_classes": 3}, [0, 255, 0], 3),
+    ],
+)
+def test_what_the_values_of_masks_mean(folder, values, options, expected, classes):
+    found = read_pairs(folder(a=[values]), **options)
+    assert found.masks[0].tolist() == [expected]
+    assert (found.masks[0].dtype, found.num_classes) == (torch.uint8, classes)
+
+
+def test_the_values_of_all_masks_decide_together(folder):
+    root = folder(a=[[0, 0]], b=[[255, 0]])
+    assert [mask.tolist() for mask in read_pairs(root).masks] == [[[0, 0]], [[1, 0]]]
+    parts = root.parent / "parts"
+    folder(parts / "train", a=[[2, 0]], b=[[1, 0]])
+    folder(parts / "test", a=[[0, 255]])
+    assert load_pairs(parts, validation=0).test.masks[0].tolist() == [[0, 255]]  # ignored: there are ids in training
+
+
+def test_a_class_that_no_mask_shows_is_said_and_returned(folder, caplog):
+    with caplog.at_level(logging.WARNING, "torchcaps"):
+        found = read_pairs(folder(a=[[0, 3]]), num_classes=4)
+    assert found.absent == ("1", "2")
+    assert caplog.messages == ["no mask shows the class '1', '2'"]
+    assert read_pairs(folder(a=[[0, 0]])).absent == ("foreground",)
+
+
+@pytest.mark.parametrize("suffix", [".png", ".tif", ".TIFF", ".npy"])
+def test_formats_keep_every_value(tmp_path, suffix):
+    image, mask = RNG.integers(0, 256, (4, 5, 3), dtype=np.uint8), RNG.integers(0, 3, (4, 5), dtype=np.uint8)
+    save(tmp_path / "images" / f"a{suffix.lower()}", image).rename(tmp_path / "images" / f"a{suffix}")
+    save(tmp_path / "masks" / f"a{suffix.lower()}", mask).rename(tmp_path / "masks" / f"a{suffix}")
+    found = read_pairs(tmp_path)
+    assert np.array_equal(found.images[0], image.transpose(2, 0, 1))
+    assert np.array_equal(found.masks[0], mask)
+    assert read_pairs(tmp_path, channels=1).images[0].shape == (1, 4, 5)
+
+
+def test_grey_and_colour_get_the_same_channels(folder):
+    root = folder(a=[[0, 1]])
+    save(root / "images" / "b.jpg", RNG.integers(0, 256, (16, 16, 3), dtype=np.uint8))
+    save(root / "masks" / "b.png", np.zeros((16, 16), np.uint8))
+    for channels, expected in ((None, 3), (1, 1), (3, 3)):
+        found = read_pairs(root, channels=channels)
+        assert {len(image) for image in found.images} == {found.channels} == {expected}
+    with pytest.raises(UserError, match="channels=2"):
+        read_pairs(root, channels=2)
+
+
+@pytest.mark.parametrize("suffix", [".png", ".tif", ".npy"])
+def test_sixteen_bits_are_scaled_by_their_range(tmp_path, suffix):
+    save(tmp_path / "images" / f"a{suffix}", np.array([[0, 128, 129, 32768, 65535]], dtype=np.uint16))
+    save(tmp_path / "masks" / f"a{suffix}", np.array([[0, 65535, 0, 0, 65535]], dtype=np.uint16))
+    found = read_pairs(tmp_path, positive=65535)
+    assert found.images[0].tolist() == [[[0, 0, 1, 128, 255]]]
+    assert found.masks[0].tolist() == [[0, 1, 0, 0, 1]]
+
+
+def test_arrays_of_floats_have_one_range_in_all_files(tmp_path):
+    for name in "ab":
+        save(tmp_path / "masks" / f"{name}.npy", np.array([[0, 1]]))
+    save(tmp_path / "images" / "a.npy", np.array([[0.2, 1.0]]))
+    save(tmp_path / "images" / "b.npy", np.array([[[0.5], [0.0]]], dtype=">f4"))
+    assert [image.tolist() for image in read_pairs(tmp_path).images] == [[[[51, 255]]], [[[128, 0]]]]
+    save(tmp_path / "images" / "b.npy", np.array([[[200.4, 0.0]]]))
+    assert [image.tolist() for image in read_pairs(tmp_path).images] == [[[[0, 1]]], [[[200, 0]]]]
+
+
+def test_masks_with_a_palette_or_with_equal_channels_or_bits(folder, tmp_path):
+    mask = np.array([[0, 1, 2, 1]], dtype=np.uint8)
+    root = folder(a=mask, b=mask, c=mask, d=mask)
+    palette = Image.fromarray(mask).convert("P")
+    palette.putpalette([0, 0, 0, 200, 10, 10, 5, 90, 5])
+    palette.save(root / "masks" / "b.png")
+    save(root / "masks" / "c.png", np.dstack([mask, mask, mask, np.full_like(mask, 255)]))
+    (root / "masks" / "d.png").unlink()
+    save(root / "masks" / "d.npy", mask[None].astype(np.float32))
+    found = read_pairs(root)
+    assert all(np.array_equal(each, mask) for each in found.masks)
+    bits = folder(tmp_path / "bits", a=[[0, 0, 1]])
+    Image.fromarray(np.array([[False, True, True]])).save(bits / "masks" / "a.png")
+    assert read_pairs(bits).masks[0].tolist() == [[0, 1, 1]]
+
+
+def test_a_turned_photograph_is_upright_like_its_mask(tmp_path):
+    picture = np.zeros((8, 16), dtype=np.uint8)
+    picture[:, :8] = 255  # the left half; orientation 6 turns it to the top
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    save(tmp_path / "images" / "a.png", picture, exif=exif)
+    save(tmp_path / "masks" / "a.png", (np.arange(16)[:, None] < 8) * np.ones((1, 8), np.uint8))
+    found = read_pairs(tmp_path)
+    assert torch.equal(found.images[0][0] == 255, found.masks[0] == 1)
+
+
+def refused(root, *words, **options):
+    with pytest.raises(UserError) as caught:
+        read_pairs(root, **options)
+    for word in words:
+        assert str(word) in str(caught.value)
+
+
+def test_missing_folders_and_files_are_named(folder, tmp_path):
+    refused(tmp_path / "nowhere", tmp_path / "nowhere", LAYOUT)
+    refused(tmp_path, tmp_path / "images", LAYOUT)
+    (tmp_path / "images").mkdir()
+    refused(tmp_path, tmp_path / "masks")
+    (tmp_path / "masks").mkdir()
+    refused(tmp_path, "no images in")
+    root = folder(a=[[1]], b=[[1]])
+    (root / "masks" / "b.png").unlink()
+    refused(root, "no mask for b", "name each like its image")
+    save(root / "masks" / "b.png", np.ones((1, 1), np.uint8))
+    save(root / "masks" / "c.png", np.ones((1, 1), np.uint8))
+    refused(root, "no image for the masks c")
+    (root / "masks" / "c.png").unlink()
+    save(root / "masks" / "b.tif", np.ones((1, 1), np.uint8))
+    refused(root, "both b.png and b.tif")
+
+
+def test_a_mask_of_another_size_is_named(folder):
+    root = folder(a=[[0, 1]])
+    save(root / "masks" / "a.png", np.zeros((3, 2), np.uint8))
+    refused(root, "a.png is 1×2", "is 3×2", "same size")
+
+
+@pytest.mark.parametrize(
+    ("mask", "options", "words"),
+    [
+        ([0, 128], {}, ["a.png has the values 0, 128", "--set data.positive=128"]),
+        ([0, 1, 2, 9], {}, ["0, 1, 2, 9", "without a gap", "num_classes"]),
+        ([1, 2], {}, ["1, 2", "without a gap"]),
+        (range(0, 250, 30), {}, ["0, 30, 60, 90, 120 and 4 more"]),
+        (range(256), {}, ["0, 1, 2, 3, 4 and 251 more"]),  # smoothed, not 255 classes
+        ([0, 1, 2], {"num_classes": 2}, ["0, 1, 2", "0 to 1"]),
+        ([0, 255], {"positive": 1}, ["positive=1", "only 0, 255"]),
+        ([0, 1], {"positive": 1, "num_classes": 3}, ["leave num_classes=3 out"]),
+        ([0, 1], {"num_classes": 1}, ["num_classes=1"]),
+        ([0, 1], {"num_classes": 256}, ["num_classes=256"]),
+    ],
+)
+def test_unexpected_values_are_listed_with_the_way_out(folder, mask, options, words):
+    refused(folder(a=[list(mask)]), *words, **options)
+
+
+def test_a_mask_that_lost_its_values_is_refused(folder):
+    root = folder(a=np.zeros((16, 16)))
+    mask = root / "masks" / "a.png"
+    mask.unlink()
+    for name, options in (("a.jpg", {}), ("a.tif", {"compression": "jpeg"})):
+        path = save(root / "masks" / name, np.zeros((16, 16), np.uint8), **options)
+        refused(root, name, "not exact", "PNG")
+        path.unlink()
+    save(mask, RNG.integers(0, 256, (16, 16, 3), dtype=np.uint8))
+    refused(root, "a.png", "in colour")
+    save(mask, np.dstack([np.zeros((16, 16, 3), np.uint8), np.arange(256, dtype=np.uint8).reshape(16, 16)]))
+    refused(root, "transparent")
+    mask.unlink()
+    save(root / "masks" / "a.npy", np.full((16, 16), 0.5))
+    refused(root, "a.npy", "whole number")
+    save(root / "masks" / "a.npy", np.zeros((16, 16, 2)))
+    refused(root, "(16, 16, 2)")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "word"),
+    [
+        ("a.png", b"hello", "not an image in a known format"),
+        ("a.npy", b"hello", "not an array"),
+        ("a.npy", np.zeros((2, 2), np.int64), "int64 has no known range"),
+        ("a.npy", np.array([[0.0, 300.0]]), "floats from 0 to 300"),
+        ("a.npy", np.array([[0.0, np.nan]]), "scale them to [0, 1]"),
+        ("a.npy", np.zeros((2, 2, 2, 2)), "(2, 2, 2, 2)"),
+        ("a.npy", np.zeros((2, 2, 2)), "1 or 3 channels"),
+        ("a.npy", np.zeros((0, 2)), "(0, 2)"),
+        ("a.npy", np.array([[{}]]), "not an array"),
+    ],
+)
+def test_an_unreadable_image_is_named(folder, name, content, word):
+    root = folder(a=[[0, 1]])
+    (root / "images" / "a.png").unlink()
+    path = root / "images" / name
+    path.write_bytes(content) if isinstance(content, bytes) else np.save(path, content, allow_pickle=True)
+    refused(root, path, word)
+
+
+def test_a_truncated_mask_and_a_stack_of_pages_are_named(folder):
+    root = folder(a=RNG.integers(0, 2, (64, 64)))
+    path = root / "masks" / "a.png"
+    path.write_bytes(path.read_bytes()[:200])
+    refused(root, path)
+    path.unlink()
+    page = Image.fromarray(np.zeros((64, 64), np.uint8))
+    page.save(root / "masks" / "a.tif", save_all=True, append_images=[page, page])
+    refused(root, "a.tif", "3 images in one file")
+
+
+def test_pairs_made_by_hand_are_checked():
+    image, mask = torch.zeros(1, 2, 3, dtype=torch.uint8), torch.zeros(2, 3, dtype=torch.uint8)
+    for images, masks, word in (
+        ([image], [], "needs a mask"),
+        ([image.float()], [mask], "must be uint8"),
+        ([image[:, :0]], [mask[:0]], "must be uint8"),
+        ([image], [mask.T], r"must be uint8 \(2, 3\)"),
+        ([image], [mask + 2], "class id 2.*0..1"),
+        ([image, image.expand(3, 2, 3)], [mask, mask], "1 channels.*b has 3"),
+    ):
+        with pytest.raises(UserError, match=word):
+            Segments(images, masks, ("x", "y"), tuple("ab"[: len(images)]))
+    assert Segments([image], [mask + 255], ("x", "y"), ("a",)).absent == ("x", "y")
+    assert Segments([], [], ("x", "y"), ()).class_counts().tolist() == [0, 0]
+
+
+@given(st.integers(3, 40), st.sampled_from([0, 0.1, 0.3, 1]), st.sampled_from([0, 0.2, 1]), st.integers(0, 3))
+def test_a_split_takes_whole_images_each_once(count, validation, test, seed):
+    data = several(*[(1, 1)] * count)
+    parts = split_pairs(data, validation, test, seed)
+    assert sorted(name for part in parts if part is not None for name in part.names) == list(data.names)
+    assert [part is not None for part in parts] == [True, validation > 0, test > 0]
+    for part, amount in zip(parts[1:], (validation, test)):
+        if amount == 1:
+            assert len(part) == 1
+    again = split_pairs(data, validation, test, seed)
+    assert [part and part.names for part in parts] == [part and part.names for part in again]
+
+
+def test_test_images_may_be_named_and_do_not_change_with_the_seed():
+    data = several(*[(1, 1)] * 30)
+    assert len({split_pairs(data, 0.1, 0.2, seed)[2].names for seed in range(4)}) == 1
+    assert len({split_pairs(data, 0.1, 0.2, seed)[1].names for seed in range(4)}) > 1
+    last = tuple(f"{i}" for i in range(24, 30))
+    for test in ("last:6", "24, 25,26,27,28,29", list(last)):
+        train, validation, held_back = split_pairs(data, 4, test)
+        assert (held_back.names, len(train), len(validation)) == (last, 20, 4)
+    backwards = split_pairs(data.subset(torch.arange(29, -1, -1)), 0, "last:2")
+    assert set(backwards[2].names) == {"28", "29"}  # by name, whatever the order
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        ((0, "last:0"), "1 to 3"),
+        ((0, "last:four"), "1 to 3"),
+        ((0, "last:4"), "1 to 3"),
+        ((0, "last:3"), "the 0 images not named for test are too few"),
+        ((0.5, "last:2"), "the 1 images not named"),
+        ((0, ["00", "07"]), "no image is called 07; they are called 00, 01, 02"),
+        ((-1, 0), "validation=-1"),
+        ((0, 3), "at most"),
+    ],
+)
+def test_an_impossible_split_is_refused(arguments, word):
+    with pytest.raises(UserError, match=word):
+        split_pairs(several(*[(1, 1)] * 3), *arguments)
+    with pytest.raises(UserError, match="2 images are too few for a split into 3"):
+        split_pairs(several((1, 1), (1, 1)), 0.1, 0.2)
+
+
+def test_folders_of_parts_are_the_splits(folder, tmp_path):
+    for part, names in (("train", "abcd"), ("Val", "ab"), ("test", "xyz")):
+        folder(tmp_path / part, **alike(names))
+    splits = load_pairs(tmp_path)
+    parts = (splits.train, splits.validation, splits.test)
+    assert [part.names for part in parts] == [tuple("abcd"), tuple("ab"), tuple("xyz")]
+    refit = load_pairs(tmp_path, validation=0)
+    assert (refit.train.names, refit.validation, refit.test.names) == (tuple("abcdab"), None, tuple("xyz"))
+    assert refit.fingerprint() != splits.fingerprint() == load_pairs(tmp_path).fingerprint()
+    with pytest.raises(UserError, match="test folder of its own"):
+        load_pairs(tmp_path, test="last:1")
+    folder(tmp_path, a=[[0, 255]])
+    with pytest.raises(UserError, match="both images and"):
+        load_pairs(tmp_path)
+
+
+def test_what_a_folder_does_not_divide_is_held_out(folder, tmp_path):
+    whole = load_pairs(folder(**alike("abcdefghij")), validation=2, test="last:3")
+    assert (len(whole.train), len(whole.validation), whole.test.names) == (5, 2, tuple("hij"))
+    half = tmp_path / "half"
+    folder(half / "test", x=[[0, 255]])
+    with pytest.raises(UserError, match="no train folder"):
+        load_pairs(half)
+    folder(half / "train", **alike("abcd"))
+    divided = load_pairs(half, validation=1)
+    assert (len(divided.train), len(divided.validation), divided.test.names) == (3, 1, ("x",))
+    folder(half / "val", y=[[0, 255]])
+    folder(half / "valid", y=[[0, 255]])
+    with pytest.raises(UserError, match="several folders for validation"):
+        load_pairs(half)
+
+
+def test_the_fingerprint_sees_shapes():
+    flat, tall = several((2, 3)), several((2, 3))
+    flat = Segments([torch.zeros(1, 2, 3).byte()], [torch.zeros(2, 3).byte()], flat.class_names, flat.names)
+    tall = Segments([torch.zeros(1, 3, 2).byte()], [torch.zeros(3, 2).byte()], flat.class_names, flat.names)
+    first, second = (SegmentSplits(part, None, None, "pairs") for part in (flat, tall))
+    assert first.fingerprint() != second.fingerprint()
+
+
+@given(
+    sizes=st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=4),
+    crop=st.integers(1, 7),
+    channels=st.sampled_from([1, 3]),
+    seed=st.integers(0, 100),
+)
+def test_a_window_is_a_part_of_its_image_or_ignored(sizes, crop, channels, seed):
+    data = several(*sizes, channels=channels, classes=5)
+    crops = Crops(data, crop, "cpu")
+    indices = torch.arange(len(data)).repeat(3)
+    images, masks = crops.take(indices, seeded(seed))
+    assert len(crops) == len(data)
+    assert (images.shape, images.dtype) == ((len(indices), channels, crop, crop), torch.float32)
+    assert (masks.shape, masks.dtype) == ((len(indices), crop, crop), torch.int64)
+    pixels = (images * 255).round().long()
+    inside = masks != 255
+    assert torch.equal((pixels[:, 0] % 5)[inside], masks[inside])
+    for i, shown, known in zip(indices.tolist(), pixels, inside):
+        height, width = (min(crop, side) for side in sizes[i])
+        assert int(known.sum()) == height * width  # all of it, but for what had to be added
+        top, left = known.nonzero()[0].tolist()
+        window = shown[:, top : top + height, left : left + width]
+        assert known[top : top + height, left : left + width].all()
+        windows = data.images[i].unfold(1, height, 1).unfold(2, width, 1).permute(1, 2, 0, 3, 4)
+        assert (windows == window).flatten(2).all(2).any()
+    assert all(torch.equal(a, b) for a, b in zip(crops.take(indices, seeded(seed)), (images, masks)))
+
+
+def test_every_place_is_as_likely():
+    data = several((6, 9), (4, 4))
+    places = torch.arange(54, dtype=torch.uint8).view(1, 6, 9)
+    data = Segments([places, data.images[1]], [places[0] * 0, data.masks[1]], data.class_names, data.names)
+    images, _ = Crops(data, 4, "cpu").take(torch.zeros(18_000, dtype=torch.long), seeded())
+    counts = torch.bincount((images[:, 0, 0, 0] * 255).round().long(), minlength=54).view(6, 9)
+    assert counts[3:].sum() == counts[:, 6:].sum() == 0
+    assert (counts[:3, :6] - 1000).abs().max() < 150
+
+
+def test_small_images_go_on_as_in_a_mirror():
+    image = torch.tensor([[[1, 2, 3]]], dtype=torch.uint8)
+    data = Segments([image], [torch.ones(1, 3, dtype=torch.uint8)], ("x", "y"), ("a",))
+    images, masks = Crops(data, 8, "cpu").take(torch.tensor([0]))
+    assert (images[0, 0] * 255).round().int().tolist() == [[3, 2, 1, 2, 3, 2, 1, 2]] * 8
+    assert masks[0].tolist() == [[255, 255, 1, 1, 1, 255, 255, 255] if row == 3 else [255] * 8 for row in range(8)]
+    dot = Segments([image[..., :1]], [torch.ones(1, 1, dtype=torch.uint8)], ("x", "y"), ("a",))
+    images, masks = Crops(dot, 3, "cpu").take(torch.tensor([0, 0]))
+    assert ((images * 255).round() == 1).all()
+    assert (masks == 1).sum((1, 2)).tolist() == [1, 1]
+
+
+def test_windows_depend_on_the_generator_alone_and_may_be_none():
+    crops = Crops(several((20, 20), (30, 40)), 5, "cpu")
+    indices = torch.tensor([0, 1, 1])
+    first, again, other = (crops.take(indices, seeded(seed)).images for seed in (0, 0, 1))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert crops.take(indices[:0]).images.shape == (0, 1, 5, 5)
+    assert crops.home == torch.device("cpu")
+    for crop, data, word in ((0, several((2, 2)), "crop=0"), (3, several(), "no images")):
+        with pytest.raises(UserError, match=word):
+            Crops(data, crop, "cpu")
+
+
+def test_taking_windows_neither_reads_a_value_nor_shapes_by_one():
+    crops = Crops(several((9, 9), (4, 12)), 6, "cpu")
+    with FakeTensorMode(allow_non_fake_inputs=True):  # tensors without values, as while a CUDA graph is recorded
+        images, masks = crops.take(torch.arange(2))
+    assert (images.shape, masks.shape) == ((2, 1, 6, 6), (2, 6, 6))
