@@ -239,13 +239,30 @@ def explain(
 def bench(
     device: Device = "auto",
     scaling: Annotated[bool, typer.Option(help="Also vary batch, children, classes and iterations.")] = False,
+    routing: Annotated[
+        str | None, typer.Option(help="Compare routings instead: all, or some by name with commas between.")
+    ] = None,
+    epochs: Annotated[
+        int, typer.Option(help="With --routing: train on MNIST with each, so many epochs; 0 for not at all.", min=0)
+    ] = 10,
     out_: Annotated[
-        Path | None, typer.Option("--out", help="Write the rows to this CSV file; with --scaling also draw them.")
+        Path | None,
+        typer.Option("--out", help="Write the rows to this CSV file; with --scaling or --routing also draw them."),
     ] = None,
 ) -> None:
     """Time routing by every backend, and the whole network against one without capsules. Routing is checked first."""
+    from torchcaps.bench.family import family_of, run_family
     from torchcaps.bench.run import run_bench
+    from torchcaps.train.engine import Interrupted
 
+    if routing is not None:
+        if scaling:
+            raise UserError("--scaling and --routing do not go together")
+        try:
+            run_family(family_of(routing), _device(device), epochs=epochs, out=out_, console=out)
+        except Interrupted:
+            raise typer.Exit(130) from None
+        return
     run_bench(_device(device), scaling=scaling, out=out_, console=out)
 
 

@@ -1,7 +1,8 @@
-"""The scaling plot: what routing takes as one axis grows."""
+"""What routing takes, drawn: as one axis grows, and by each member of the family."""
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -44,6 +45,55 @@ def figure_scaling(rows: Sequence[Row]) -> Figure:
         handlelength=3.5,
     )
     return figure
+
+
+def figure_family(rows: Sequence[Row]) -> Figure:
+    """A line for each routing, the quickest first, from rows of `torchcaps bench --routing`: milliseconds of its layer,
+    forward and backward, and the test error of a network with it, where one was trained."""
+    from matplotlib.ticker import FuncFormatter, LogLocator
+
+    family = sorted((row for row in rows if row["what"] == "routing"), key=lambda row: float(row["both_ms"]))
+    trained = [(line, row) for line, row in enumerate(family) if row["test_error"]]
+    title = f"Class capsules by routing, batch {family[0]['B']}, {family[0]['machine']}"
+    figure = new_figure(9.0 if trained else 6.0, 1.3 + 0.3 * len(family), title)
+    panels = figure.subplots(1, 2 if trained else 1, sharey=True, squeeze=False)[0]
+    times, errors = panels[0], panels[-1]
+    _lines(times, family, "both_ms", "Forward and backward, ms")
+    times.set_yticks(range(len(family)), [row["name"] for row in family])
+    times.invert_yaxis()
+    times.set_xscale("log")
+    times.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    times.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    times.minorticks_off()
+    if trained:
+        epochs = trained[0][1]["epochs"]
+        _lines(errors, family, "test_error", f"MNIST error after {epochs} epochs, % ± standard error")
+    for line, row in trained:
+        error = float(row["test_error"])
+        spread = math.sqrt(error * (100 - error) / int(row["test_n"]))  # of so many images drawn at random
+        errors.plot([error - spread, error + spread], [line, line], color=STYLE["main"], linewidth=1)
+    return figure
+
+
+def _lines(panel: Axes, rows: Sequence[Row], column: str, label: str) -> None:
+    """A dot and its number on each line that has one."""
+    plain_axes(panel, label)
+    panel.grid(axis="y", color=STYLE["faint"], linewidth=0.6)
+    panel.tick_params(axis="y", length=0, labelsize=STYLE["text"], labelcolor=STYLE["ink"])
+    panel.margins(x=0.15, y=0.12)
+    for line, row in enumerate(rows):
+        if row[column]:
+            value = float(row[column])
+            panel.plot(value, line, "o", color=STYLE["main"], markersize=6)
+            panel.annotate(
+                f"{value:.2f}",
+                (value, line),
+                xytext=(0, 6),
+                textcoords="offset points",
+                ha="center",
+                fontsize=STYLE["small"],
+                color=STYLE["quiet"],
+            )
 
 
 def _along(axis: str, rows: Sequence[Row]) -> tuple[list[Row], str]:

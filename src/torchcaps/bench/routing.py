@@ -10,12 +10,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchcaps.bench.timing import Call, by_turns, extra_memory, recorded
+from torchcaps.bench.timing import Call, device_seconds, extra_memory
 from torchcaps.ops.dispatch import backend as backend_for
 from torchcaps.ops.dynamic import reference
 from torchcaps.ops.dynamic.operators import route
-
-REPEATS, ENOUGH = 10, 0.02  # calls in one CUDA graph: ten, or as many as take 20 ms
 
 
 class Workload(NamedTuple):
@@ -87,14 +85,14 @@ def measure(
     yardstick = reference_routing if _fits(workload) else _routing("chunked")
     exact = _run(yardstick, u.double(), weight.double(), direction.double(), workload.R)
     rows = []
-    with _products(precision):
+    with products(precision):
         for backend in backends:
             if backend == "fused" and backend_for(u, weight, workload.R) != "fused":
                 continue
             if backend.startswith("reference") and not _fits(workload):
                 continue  # its votes alone would take gigabytes
             routing = _routing(backend)
-            errors = [_relative(a, b) for a, b in zip(_run(routing, u, weight, direction, workload.R), exact)]
+            errors = [relative_error(a, b) for a, b in zip(_run(routing, u, weight, direction, workload.R), exact)]
             if not all(error <= allowed for error in errors):  # so put that NaN does not pass
                 raise AssertionError(f"{backend} is wrong by {errors} on {workload}: nothing is timed")
             calls: dict[str, Call] = {
@@ -102,21 +100,16 @@ def measure(
                 "both": partial(_run, routing, u, weight, direction, workload.R),
             }
             extra = extra_memory(calls["both"], device)
-            repeats = 1
             with torch.no_grad():
-                if device.type == "cuda":
-                    slowest = by_turns({"both": calls["both"]}, device, rounds=1)["both"]
-                    repeats = max(1, min(REPEATS, int(ENOUGH / slowest)))
-                    calls = {name: recorded(call, repeats) for name, call in calls.items()}
-                seconds = by_turns(calls, device, rounds)
-            forward, both = (seconds[name] / repeats * 1e3 for name in ("forward", "both"))
+                seconds = device_seconds(calls, device, rounds)
+            forward, both = (seconds[name] * 1e3 for name in ("forward", "both"))
             mib = None if extra is None else extra / 2**20
             rows.append(Row(workload, backend, precision, max(errors), forward, both, mib))
     return rows
 
 
 @contextmanager
-def _products(precision: str) -> Iterator[None]:
+def products(precision: str) -> Iterator[None]:
     """Matrix products of float32 in full, or in TF32."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest" if precision == "fp32" else "high")
@@ -160,5 +153,5 @@ def _fits(workload: Workload) -> bool:
     return workload.B * workload.I * workload.J * workload.D <= 2**28
 
 
-def _relative(got: Tensor, exact: Tensor) -> float:
+def relative_error(got: Tensor, exact: Tensor) -> float:
     return float((got.double() - exact).norm() / exact.norm().clamp_min(1e-30))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 
 import torch
@@ -11,6 +10,7 @@ from rich.table import Table
 
 from torchcaps.bench import routing, step
 from torchcaps.bench.plot import figure_scaling
+from torchcaps.bench.rows import blank_row, write_rows
 from torchcaps.explain.style import png_bytes
 from torchcaps.train.machine import machine
 
@@ -39,7 +39,7 @@ def run_bench(device: torch.device, *, scaling: bool, out: Path | None, console:
             rows.append(_routing_row(row, device))
             name = f"B{workload.B} {workload.I}×{workload.K}→{workload.J}×{workload.D} r{workload.R}"
             table.add_row(name, *(rows[-1][key] for key in FIGURES))
-        _write(out, rows)
+        write_rows(out, HEAD, rows)
 
     table = Table("routing", *FIGURES.values(), box=None)
     measure_routing(base, table)
@@ -55,7 +55,7 @@ def run_bench(device: torch.device, *, scaling: bool, out: Path | None, console:
         for workload in routing.workloads(base, routing.AXES if cuda else routing.SMALL_AXES):
             measure_routing(workload, table)
         console.print(table)
-    _write(out, rows)
+    write_rows(out, HEAD, rows)
     if out is not None:
         console.print(f"written to {out}", highlight=False)
     if scaling and out is not None:
@@ -63,16 +63,6 @@ def run_bench(device: torch.device, *, scaling: bool, out: Path | None, console:
         picture.write_bytes(png_bytes(figure_scaling(rows)))
         console.print(f"drawn to {picture}", highlight=False)
     return rows
-
-
-def _write(out: Path | None, rows: list[dict[str, str]]) -> None:
-    """All rows so far: a long run that is stopped leaves what it has measured."""
-    if out is None:
-        return
-    with out.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, HEAD)
-        writer.writeheader()
-        writer.writerows(rows)
 
 
 def _routing_rows(workload: routing.Workload, base: bool, device: torch.device) -> list[routing.Row]:
@@ -89,7 +79,7 @@ def _routing_rows(workload: routing.Workload, base: bool, device: torch.device) 
 
 def _routing_row(row: routing.Row, device: torch.device) -> dict[str, str]:
     work, dtype = row.workload, routing.PRECISIONS[row.precision][0]
-    return _blank(device) | {
+    return blank_row(HEAD, device) | {
         "what": "routing",
         "B": str(work.B),
         "I": str(work.I),
@@ -110,7 +100,7 @@ def _step_rows(row: step.StepRow, device: torch.device) -> list[dict[str, str]]:
     """The CapsNet's row and its floor's."""
     both = {"CapsNet": (row.capsnet_ms, row.capsnet_mib), "floor": (row.floor_ms, row.floor_mib)}
     return [
-        _blank(device)
+        blank_row(HEAD, device)
         | {
             "what": row.what,
             "B": str(row.batch),
@@ -121,7 +111,3 @@ def _step_rows(row: step.StepRow, device: torch.device) -> list[dict[str, str]]:
         }
         for name, (ms, mib) in both.items()
     ]
-
-
-def _blank(device: torch.device) -> dict[str, str]:
-    return {**dict.fromkeys(HEAD, ""), "machine": machine(device)}

@@ -55,6 +55,8 @@ class CapsNet(CapsuleModel):
             raise UserError(f"capsnet: variant must be 'paper' or 'authors', got {variant!r}")
         if not 0 <= drop < 1:
             raise UserError(f"capsnet: drop is a share of the capsules, from 0 up to (not including) 1, got {drop}")
+        if routing == "em":  # whose activations are no lengths, and rarely reach the margins
+            self.objective = "spread"
         authors = variant == "authors"
         colours, *sides = self.image_shape
         self.grid = tuple((side + 4 * padding - kernel + 1 - primary_kernel) // stride + 1 for side in sides)

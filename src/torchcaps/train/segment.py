@@ -108,7 +108,7 @@ def evaluate_masks(model: PixelModel, segments: Segments, task: Segment) -> Mask
 
 
 def presence_of(model: PixelModel, image_CHW: Tensor) -> Tensor:
-    """(K, H, W), on the model's device, of a uint8 or float image of any size; by tiles where it is larger than TILE."""
+    """(K, H, W), on the model's device, of a uint8 or float image of any size; by tiles if it is larger than TILE."""
     image = as_float(image_CHW.to(model.device))
     tile = max(TILE, 3 * model.margin + 2 * model.multiple)
     return by_tiles(lambda tiles: model(tiles).lengths, image, tile=tile, margin=model.margin, align=model.multiple)

@@ -160,7 +160,10 @@ def _route(
     with no_autocast(pose):
         pose_, activation_, weight_, u_, a_ = map(at_least_float32, (pose, activation, weight, beta_u, beta_a))
         offset_ = None if offset is None else at_least_float32(offset)
-        temperature = torch.as_tensor(inverse_temperature, dtype=pose_.dtype, device=pose.device)
+        if isinstance(inverse_temperature, Tensor):
+            temperature = inverse_temperature.to(pose.device, pose_.dtype)
+        else:  # filled on the device: nothing is copied to it while a CUDA graph is recorded
+            temperature = torch.full((), inverse_temperature, dtype=pose_.dtype, device=pose.device)
         if backend == "reference":
             votes = chunked.votes_of(pose_[:, reach.child].unflatten(-1, weight.shape[2:]), weight_, offset_)
             found = reference.route_votes(votes, activation_, reach, u_, a_, iterations, temperature)
