@@ -126,7 +126,7 @@ def test_wrong_arguments_are_named(change, message):
 
 
 SHAPES = {  # B, T, D, J, E, size: several stretches of positions, sizes that fill no tile, one of everything
-    "stretches": (2, 3, 2, 4, 16, (9, 7)),
+    "stretches": (2, 2, 2, 2, 16, (4, 7)),
     "odd": (1, 2, 3, 3, 5, (4, 5)),
     "ones": (1, 1, 1, 1, 1, (1, 1)),
 }
