@@ -99,7 +99,7 @@ def mask_cross_entropy(presence: Tensor, masks: Tensor, positive_weight: float =
     returns          (B,)
     """
     there, counted = _there_and_counted("mask_cross_entropy", presence, masks)
-    p = _at_least_float32(presence)
+    p = _at_least_float32(presence).clamp(0, 1)  # lengths that were rounded may lie a little outside
     terms = torch.where(there, -positive_weight * _log(p), -_log(1 - p))
     return _mean_over_pixels(terms.mean(1), counted)
 

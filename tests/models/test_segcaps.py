@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from torchcaps.errors import UserError
-from torchcaps.losses import IGNORED
+from torchcaps.losses import IGNORED, mask_cross_entropy
 from torchcaps.models import create_model, load, save
 from torchcaps.models.pixels import found_in
 from torchcaps.models.segcaps import SegCaps
@@ -64,6 +64,20 @@ def test_shifting_the_image_by_the_total_stride_shifts_the_mask():
     assert (after - before)[..., edge:-edge].abs().max() > 1e-3
 
 
+def test_saturated_capsules_have_no_length_beyond_1_under_autocast():
+    model = SegCaps((1, 16, 16), 2, **SMALL)
+    with torch.no_grad():
+        model.classes.bias.fill_(200.0)  # long beyond what half precision can tell from 1
+    with torch.autocast("cpu", torch.bfloat16):
+        output = model(torch.rand(4, 1, 16, 16))
+    assert output.lengths.dtype == torch.float32
+    assert output.lengths.max() <= 1 + 1e-6
+    loss = mask_cross_entropy(output.lengths, torch.zeros(4, 16, 16, dtype=torch.long)).sum()
+    loss.backward()
+    assert loss.isfinite()
+    assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
+
+
 def test_saved_and_loaded_it_answers_the_same(tmp_path):
     model = SegCaps((1, 16, 16), 2, **SMALL).eval()
     save(model, tmp_path / "model")
@@ -74,5 +88,7 @@ def test_saved_and_loaded_it_answers_the_same(tmp_path):
 def test_wrong_settings_and_images_are_named():
     with pytest.raises(UserError, match="routing must be 'r1' or 'r3'"):
         SegCaps(routing="r2")
+    with pytest.raises(UserError, match="at least 2, got 1"):
+        SegCaps(num_classes=1)
     with pytest.raises(ValueError, match=r"expected images of shape \(B, 1, H, W\)"):
         SegCaps(**SMALL)(torch.rand(1, 3, 8, 8))

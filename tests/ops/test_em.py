@@ -250,6 +250,15 @@ def test_nothing_becomes_nan(case, dtype):
     assert inputs[1].grad.abs().max() < 1e6 * max(1.0, scale)
 
 
+@pytest.mark.parametrize("wide", range(5))
+def test_one_input_in_double_precision_makes_all_of_it_so(wide):
+    inputs = [x.to(F64 if place == wide else torch.float32) for place, x in enumerate(made(dtype=F64))]
+    poses, activations = em_routing(*inputs)
+    exact = em_routing(*(x.double() for x in inputs))
+    assert activations.dtype == F64
+    torch.testing.assert_close(poses.double(), exact[0], rtol=1e-6, atol=1e-6)
+
+
 def test_properties_of_every_routing():
     pose, activation, weight, beta_u, beta_a = made(B=3)
     poses, activations, couplings = em_routing(pose, activation, weight, beta_u, beta_a, return_couplings=True)

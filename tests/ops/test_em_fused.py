@@ -104,6 +104,13 @@ def test_poses_of_another_size_go_the_other_way(monkeypatch, caplog):
     assert "EM routing runs on the chunked path, not the fused one: poses are 3×3" in caplog.text
 
 
+def test_an_activation_of_any_layout_gets_the_gradient_that_was_announced():
+    pose, activation, weight = random(2, 3, 4), random(3, 2, low=0).detach().T.requires_grad_(), random(3, 2, 2, 2)
+    given = pose, activation, weight, random(2), random(2), torch.tensor(0.5, device=DEVICE)
+    reach = Reach.everything(3, torch.device(DEVICE))
+    torch.library.opcheck(operators.em_fused, (*given, *reach, None, 2, False))
+
+
 @pytest.mark.parametrize("couplings", [False, True])
 @pytest.mark.parametrize("name", ["em_chunked", "em_fused"])
 def test_operators_keep_pytorchs_rules(name, couplings):

@@ -108,6 +108,24 @@ def test_autocast_takes_products_in_its_type():
     torch.testing.assert_close(poses.float(), local_routing(pose, weight, bias, 3), atol=0.03, rtol=0.03)
 
 
+def test_autocast_leaves_double_precision_alone_and_the_widest_type_is_kept():
+    pose, weight, bias = made()
+    with torch.autocast("cpu", torch.bfloat16):
+        poses = local_routing(pose, weight, bias, 3)
+    assert poses.dtype == F64
+    torch.testing.assert_close(poses, local_routing(pose, weight, bias, 3), rtol=0, atol=0)
+    assert local_routing(pose, weight, bias.float(), 3).dtype == F64
+
+
+def test_double_precision_is_not_left_to_the_kernels(monkeypatch, caplog):
+    pytest.importorskip("triton")
+    inputs = made()
+    expected = local_routing(*inputs, 3)
+    monkeypatch.setenv("TORCHCAPS_BACKEND", "fused")
+    torch.testing.assert_close(local_routing(*inputs, 3), expected, rtol=0, atol=0)
+    assert "routing at each position runs on the chunked path" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

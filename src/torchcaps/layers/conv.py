@@ -79,7 +79,7 @@ class ConvCaps2d(_Local):
 
     in_types, in_dim    T child types of D dimensions
     out_types, out_dim  J parent types of E dimensions
-    kernel, stride, padding, dilation  of the convolution; by default padded so that a stride of 1 keeps the size
+    kernel, stride, padding, dilation  of the convolution; by default an odd kernel with a stride of 1 keeps the size
     routing             "dynamic", or "uniform": every child counts for every parent alike
     shared              one convolution for all child types, or one for each
     bias                a learned (J, E) inside routing, 0.1 at first

@@ -95,11 +95,12 @@ class ImageModel(
                 f"{type(self).__name__}: expected images of shape (B, {', '.join(map(str, self.image_shape))}), "
                 f"got {tuple(images.shape)}"
             )
+        return self._scaled(images)
+
+    def _scaled(self, images: Tensor) -> Tensor:
         if self.mean is not None:
             images = images - self.mean
-        if self.std is not None:
-            images = images / self.std
-        return images
+        return images if self.std is None else images / self.std
 
     def prepare(self, images: Tensor) -> Tensor:
         """uint8, or float in [0, 1], (B, C, H', W') → float (B, C, H, W) in [0, 1]; of larger images the centre."""

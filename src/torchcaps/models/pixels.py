@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from torchcaps.errors import UserError
 from torchcaps.losses import IGNORED
 from torchcaps.models.base import ImageModel
 
@@ -21,6 +25,13 @@ class PixelModel(ImageModel):
     multiple = 1  # height and width that it works on are multiples of this; `padded` sees to it
     margin = 0  # how far around a pixel it looks: `by_tiles` with this margin answers as for the whole image
 
+    def __init__(self, image_shape: Sequence[int], num_classes: int, **about: Any):
+        super().__init__(image_shape, num_classes, **about)
+        if num_classes < 2:
+            raise UserError(
+                f"{type(self).__name__}: num_classes counts the background too: at least 2, got {num_classes}"
+            )
+
     @property
     def maps(self) -> int:
         """K"""
@@ -33,11 +44,7 @@ class PixelModel(ImageModel):
                 f"{type(self).__name__}: expected images of shape (B, {self.image_shape[0]}, H, W), "
                 f"got {tuple(images.shape)}"
             )
-        if self.mean is not None:
-            images = images - self.mean
-        if self.std is not None:
-            images = images / self.std
-        return images
+        return self._scaled(images)
 
     def padded(self, images: Tensor) -> Tensor:
         """Larger at the bottom and on the right, by reflection; by repetition where an image is too small for that."""

@@ -15,6 +15,7 @@ from torchcaps.errors import UserError
 from torchcaps.layers import ConvCaps2d, DeconvCaps2d
 from torchcaps.models.base import Output
 from torchcaps.models.pixels import PixelModel, found_in
+from torchcaps.ops.squash import at_least_float32, no_autocast
 
 
 class SegCaps(PixelModel):
@@ -77,7 +78,10 @@ class SegCaps(PixelModel):
         found["back_to_half"] = seen = self.back_to_half(seen)
         found["again_at_half"] = seen = self.again_at_half(_beside(seen, found["at_half"]))
         found["back_to_full"] = seen = self.back_to_full(seen)
-        found["classes"] = self.classes(_beside(seen, found["conv"]))
+        # Lengths of poses that were rounded to half precision may exceed 1: the last layer is not left to autocast.
+        last = _beside(seen, found["conv"]).pose
+        with no_autocast(last):
+            found["classes"] = self.classes(at_least_float32(last))
         return found
 
     def forward(self, images: Tensor, targets: Tensor | None = None, *, each: Tensor | None = None) -> Output:

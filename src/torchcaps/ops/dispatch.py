@@ -50,6 +50,17 @@ def em_backend(pose_BID: Tensor, weight_NJPP: Tensor) -> str:
     return _fused_unless(reason, "EM routing")
 
 
+def local_backend(pose_BTDHW: Tensor, bias_JE: Tensor) -> str:
+    """The same for routing at each position; the bias has the type that is routed in."""
+    name = asked(pose_BTDHW)
+    if name != "fused":
+        return name
+    reason = _why_not_triton(pose_BTDHW) or _why_not_triton(bias_JE)
+    if reason is None and pose_BTDHW.numel() == 0:
+        reason = "there is nothing to route"
+    return _fused_unless(reason, "routing at each position")
+
+
 def _fused_unless(reason: str | None, what: str) -> str:
     if reason is None:
         return "fused"

@@ -92,17 +92,19 @@ class Masks(NamedTuple):
 @torch.no_grad()
 def evaluate_masks(model: PixelModel, segments: Segments, task: Segment) -> Masks:
     """A model's masks of whole images, as they are: the loss is that of the masks, not of a reconstruction."""
-    was_training = model.training
-    model.eval()
     weights = {name: weight for name, weight in task.weights.items() if name != "reconstruction"}
     found, loss, right = [], 0.0, 0.0
-    for image, mask in zip(segments.images, segments.masks):
-        presence = presence_of(model, image)[None]
-        masks = mask.to(presence.device).long()[None]
-        loss += combine(task.terms(Output(presence), presence, masks), weights).item()
-        right += task.correct(presence, masks).item()
-        found.append(found_in(presence)[0].to("cpu", torch.uint8))
-    model.train(was_training)
+    was_training = model.training
+    model.eval()
+    try:
+        for image, mask in zip(segments.images, segments.masks):
+            presence = presence_of(model, image)[None]
+            masks = mask.to(presence.device).long()[None]
+            loss += combine(task.terms(Output(presence), presence, masks), weights).item()
+            right += task.correct(presence, masks).item()
+            found.append(found_in(presence)[0].to("cpu", torch.uint8))
+    finally:
+        model.train(was_training)
     count = max(1, len(segments))
     return Masks(found, loss / count, right / count)
 

@@ -15,7 +15,7 @@ from torchcaps.ops.em import reference, routine
 from torchcaps.ops.em.reference import Reach
 from torchcaps.ops.em.routine import Gradients, Step
 
-SCRATCH = 2**20  # votes of a part at most, in numbers; a part works on some four arrays of that size
+SCRATCH = 2**20  # votes of a part at most, in numbers, unless a single example has more; some four arrays of that size
 
 
 class Made:
@@ -81,7 +81,7 @@ def forward(
     pose_BID     (B, I, P·P)
     weight_NJPP  (N, J, P, P)  for each spot, the same at all places
     offset_ND    (N, P·P)      added to the votes of each spot
-    scratch      at most so many votes at a time
+    scratch      at most so many votes at a time, unless a single example has more
     """
     parts = []
     for part in _parts(pose_BID, weight_NJPP, reach, scratch):

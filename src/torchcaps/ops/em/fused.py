@@ -79,8 +79,8 @@ class Unwritten:
         made_of = (self.pose, self.activation, self.weight, self.offset, self.child)
 
         d_pose, d_first = self._new(self.L, self.N, self.D), self._new(self.L, self.N)
-        (blocks, _, groups), sizes = self._tiles()
-        kernels.spread_to_poses[blocks, self.L](*made_of, *known, d_pose, d_first, *sizes_of, T=len(steps), **sizes)
+        (_, blocks, groups), sizes = self._tiles()
+        kernels.spread_to_poses[self.L, blocks](*made_of, *known, d_pose, d_first, *sizes_of, T=len(steps), **sizes)
         d_first = (d_first + first.plus.sum(2, keepdim=True)) * equal
 
         work = self.L * blocks
@@ -101,7 +101,7 @@ class Unwritten:
     def _tiles(self) -> tuple[tuple[int, int, int], dict[str, Any]]:
         TJ = min(max(1, COLUMNS // self.D), triton.next_power_of_2(self.J))
         sizes = {"P": self.P, "TB": ROWS, "TJ": TJ, "OFFSET": self.offset is not None, "num_warps": WARPS}
-        return (triton.cdiv(self.B, ROWS), self.L, triton.cdiv(self.J, TJ)), sizes
+        return (self.L, triton.cdiv(self.B, ROWS), triton.cdiv(self.J, TJ)), sizes
 
 
 def stack(tensors: list[Tensor]) -> Tensor:

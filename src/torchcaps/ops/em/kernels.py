@@ -82,7 +82,7 @@ def fit(
 
     The running mean is that of the votes so far, so that no large numbers are subtracted from each other.
     """
-    rows, l = tl.program_id(0) * TB + tl.arange(0, TB), tl.program_id(1)
+    l, rows = tl.program_id(0), tl.program_id(1) * TB + tl.arange(0, TB)
     j = tl.program_id(2) * TJ + tl.arange(0, TJ)
     live, there = rows < B, j < J
     inside = live[:, None] & there[None, :]
@@ -117,7 +117,7 @@ def score(
     P: tl.constexpr, TB: tl.constexpr, TJ: tl.constexpr, OFFSET: tl.constexpr, LINEAR: tl.constexpr,
 ):  # fmt: skip
     """Σ_D (v - mean) linear + (v - mean)² square, plus what is given for the parent: one number a pair."""
-    rows, l = tl.program_id(0) * TB + tl.arange(0, TB), tl.program_id(1)
+    l, rows = tl.program_id(0), tl.program_id(1) * TB + tl.arange(0, TB)
     j = tl.program_id(2) * TJ + tl.arange(0, TJ)
     live, there = rows < B, j < J
     inside = live[:, None] & there[None, :]
@@ -141,7 +141,7 @@ def sums(
     P: tl.constexpr, TB: tl.constexpr, TJ: tl.constexpr, OFFSET: tl.constexpr,
 ):  # fmt: skip
     """Σ_N pairs, Σ_N pairs (v - mean) and Σ_N pairs (v - mean)²."""
-    rows, l = tl.program_id(0) * TB + tl.arange(0, TB), tl.program_id(1)
+    l, rows = tl.program_id(0), tl.program_id(1) * TB + tl.arange(0, TB)
     j = tl.program_id(2) * TJ + tl.arange(0, TJ)
     live, there = rows < B, j < J
     inside = live[:, None] & there[None, :]
@@ -173,19 +173,25 @@ def _gradient(
     result, first = tl.zeros_like(vote), tl.zeros_like(vote)
     numbers, places = _numbers(_parents(rows, l, j, L, J), P), _pairs(rows, l, n, j, L, N, J)
     for t in tl.static_range(T):
-        away = vote - tl.load(means + t * all_parents + numbers, mask=_wide(inside), other=0.0)
-        slope = tl.load(linears + t * all_parents + numbers, mask=_wide(inside), other=0.0)
-        curve = tl.load(squares + t * all_parents + numbers, mask=_wide(inside), other=0.0)
+        away = vote - tl.load(means + numbers, mask=_wide(inside), other=0.0)
+        slope = tl.load(linears + numbers, mask=_wide(inside), other=0.0)
+        curve = tl.load(squares + numbers, mask=_wide(inside), other=0.0)
         if t == 0:
             share = tl.load(equal + l * N + n)
             first = away * (slope + curve * away)
         else:
-            share = tl.load(shares + (t - 1) * all_pairs + places, mask=inside, other=0.0)
+            share = tl.load(shares + places, mask=inside, other=0.0)
+            shares += all_pairs
         result += _wide(share * active) * (slope + 2 * curve * away)
         if t < T - 1:
-            pair = tl.load(pairs + t * all_pairs + places, mask=inside, other=0.0)
-            inverse = tl.load(inverses + t * all_parents + numbers, mask=_wide(inside), other=0.0)
+            pair = tl.load(pairs + places, mask=inside, other=0.0)
+            inverse = tl.load(inverses + numbers, mask=_wide(inside), other=0.0)
             result -= _wide(pair) * inverse * away
+            pairs += all_pairs
+            inverses += all_parents
+        means += all_parents
+        linears += all_parents
+        squares += all_parents
     return result, first
 
 
@@ -196,10 +202,11 @@ def spread_to_poses(
     T: tl.constexpr, P: tl.constexpr, TB: tl.constexpr, TJ: tl.constexpr, OFFSET: tl.constexpr,
 ):  # fmt: skip
     """The gradient of the pose at each spot (B, L, N, D), and of its activation by the first M-step (B, L, N)."""
-    rows, l = tl.program_id(0) * TB + tl.arange(0, TB), tl.program_id(1)
+    l, rows = tl.program_id(0), tl.program_id(1) * TB + tl.arange(0, TB)
     live = rows < B
     line = tl.arange(0, P)
     for first_parent in range(0, J, TJ):
+        tl.debug_barrier()  # what one round has stored, the next adds to
         j = first_parent + tl.arange(0, TJ)
         there = j < J
         inside = live[:, None] & there[None, :]

@@ -105,7 +105,7 @@ def backward(
     d_mean, d_variance = grad_mean, torch.zeros_like(grad_mean)
     d_logit = grad_active * found[-1].logit.sigmoid() * (-found[-1].logit).sigmoid()
     d_beta_u, d_beta_a = torch.zeros_like(beta_u_J), torch.zeros_like(beta_u_J)
-    d_activation = torch.zeros_like(activation_BI)
+    d_activation = activation_BI.new_zeros(activation_BI.shape)
     steps: list[Step] = []
     pairs = inverse = None
     for iteration in range(len(found), 0, -1):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Literal, overload
 
@@ -11,7 +12,7 @@ from torch import Tensor
 from torchcaps.ops.dispatch import em_backend
 from torchcaps.ops.em import chunked, operators, reference
 from torchcaps.ops.em.reference import Reach
-from torchcaps.ops.squash import at_least_float32, no_autocast
+from torchcaps.ops.squash import no_autocast
 
 
 @overload
@@ -156,14 +157,16 @@ def _route(
     couplings: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """In at least float32, whatever the inputs; poses come out as poses and weights went in, the rest stays so."""
-    backend = em_backend(pose, weight)
     with no_autocast(pose):
-        pose_, activation_, weight_, u_, a_ = map(at_least_float32, (pose, activation, weight, beta_u, beta_a))
-        offset_ = None if offset is None else at_least_float32(offset)
+        wide = functools.reduce(torch.promote_types, (x.dtype for x in (pose, activation, weight, beta_u, beta_a)))
+        wide = torch.promote_types(wide, torch.float32)
+        pose_, activation_, weight_, u_, a_ = (x.to(wide) for x in (pose, activation, weight, beta_u, beta_a))
+        offset_ = None if offset is None else offset.to(wide)
+        backend = em_backend(pose_, weight_)
         if isinstance(inverse_temperature, Tensor):
-            temperature = inverse_temperature.to(pose.device, pose_.dtype)
+            temperature = inverse_temperature.to(pose.device, wide)
         else:  # filled on the device: nothing is copied to it while a CUDA graph is recorded
-            temperature = torch.full((), inverse_temperature, dtype=pose_.dtype, device=pose.device)
+            temperature = torch.full((), inverse_temperature, dtype=wide, device=pose.device)
         if backend == "reference":
             votes = chunked.votes_of(pose_[:, reach.child].unflatten(-1, weight.shape[2:]), weight_, offset_)
             found = reference.route_votes(votes, activation_, reach, u_, a_, iterations, temperature)

@@ -7,7 +7,7 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-from torchcaps.ops.dispatch import asked
+from torchcaps.ops.dispatch import local_backend
 from torchcaps.ops.local import reference
 from torchcaps.ops.local.operators import route_local
 from torchcaps.ops.local.reference import Window
@@ -57,13 +57,13 @@ def local_routing(
     Products are taken in the type that autocast asks for, routing in at least float32.
     """
     _check(pose, weight, bias, iterations, window)
-    if torch.is_autocast_enabled(pose.device.type):
-        dtype = torch.get_autocast_dtype(pose.device.type)
-        pose, weight = pose.to(dtype), weight.to(dtype)
     dtype = torch.promote_types(pose.dtype, weight.dtype)
-    pose, weight, wide = pose.to(dtype), weight.to(dtype), at_least_float32(bias)
+    if torch.is_autocast_enabled(pose.device.type) and dtype != torch.float64:  # which autocast leaves alone
+        dtype = torch.get_autocast_dtype(pose.device.type)
+    pose, weight = pose.to(dtype), weight.to(dtype)
+    wide = at_least_float32(bias.to(torch.promote_types(dtype, bias.dtype)))
     with no_autocast(pose):
-        if (backend := asked(pose)) == "reference":
+        if (backend := local_backend(pose, wide)) == "reference":
             votes = at_least_float32(reference.votes_of(pose, weight, bias.shape, window))
             poses, couplings = reference.route_votes(votes, iterations, wide)
         else:
