@@ -96,3 +96,8 @@ def test_multi_label_cnn_answers_class_by_class():
     model = make_model(load_recipe("mnist-cnn", ["model.parameters=200000"]), data(28, multi_label=True))
     lengths = model.eval()(torch.rand(1, 3, 28, 28)).lengths
     assert not torch.allclose(lengths.sum(), torch.tensor(1.0))
+
+
+def test_a_model_of_masks_is_refused_for_images_with_a_class():
+    with pytest.raises(UserError, match="model.name=segcaps: it finds a class for every pixel"):
+        make_model(load_recipe("digits", ["model={name: segcaps}"]), data(16))

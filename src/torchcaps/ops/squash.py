@@ -56,5 +56,5 @@ def _norm(x: Tensor, dim: int) -> Tensor:
     """|x| with D kept as 1; its gradient at zero is zero."""
     if dim in (-1, x.ndim - 1):
         return torch.linalg.vector_norm(x, dim=dim, keepdim=True)
-    squares = x.square().sum(dim, keepdim=True)  # over an axis within, vector_norm is ten times slower on a CPU
+    squares = x.square().sum(dim, keepdim=True)  # over an axis within, vector_norm is not vectorised on a CPU
     return torch.where(squares > 0, squares, 1).sqrt() * (squares > 0)

@@ -13,7 +13,7 @@ from torchcaps.data import Dataset
 from torchcaps.data.multimnist import Digits
 from torchcaps.errors import UserError
 from torchcaps.layers import DenseCaps
-from torchcaps.models import ImageModel, create_model
+from torchcaps.models import ImageModel, PixelModel, create_model
 from torchcaps.train.checkpoint import State
 from torchcaps.train.recipe import AugmentSection, Recipe
 from torchcaps.train.tasks import Classify
@@ -66,6 +66,11 @@ def make_model(recipe: Recipe, data: Dataset) -> ImageModel:
     if data.multi_label and "cnn" in recipe.model.name:
         options["multi_label"] = True
     model = create_model(recipe.model.name, **options)
+    if isinstance(model, PixelModel):
+        raise UserError(
+            f"model.name={recipe.model.name}: it finds a class for every pixel, and these images have one for all of "
+            "theirs; recipes do not train on masks yet. Choose another model: `torchcaps list` names them"
+        )
     _warn_if_large(model)
     return model
 
