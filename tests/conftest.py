@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 
 import hypothesis
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 hypothesis.settings.register_profile("torchcaps", deadline=None, max_examples=30, derandomize=True, database=None)
 hypothesis.settings.load_profile("torchcaps")
@@ -22,3 +24,18 @@ def _same_start(monkeypatch, tmp_path_factory):
     monkeypatch.delenv("TORCHCAPS_BACKEND", raising=False)
     monkeypatch.setenv("TORCHCAPS_DATA", str(tmp_path_factory.mktemp("data")))
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def write_pairs():
+    """write_pairs(folder, segments) writes images and masks as files; a class id as the value given for it."""
+
+    def write(root, segments, values=(0, 255)):
+        for kind in ("images", "masks"):
+            (root / kind).mkdir(parents=True, exist_ok=True)
+        for name, image, mask in zip(segments.names, segments.images, segments.masks):
+            Image.fromarray(image[0].numpy()).save(root / "images" / f"{name}.png")
+            Image.fromarray(np.array(values, dtype=np.uint8)[mask.numpy()]).save(root / "masks" / f"{name}.png")
+        return root
+
+    return write

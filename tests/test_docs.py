@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from torchcaps.layers.routings import ROUTINGS
+from torchcaps.train.recipe import load_recipe
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -21,3 +22,19 @@ def test_a_routing_of_ones_own_is_made_as_the_page_says():
 @pytest.mark.parametrize("name", sorted(ROUTINGS))
 def test_every_routing_is_in_the_table(name):
     assert f"| `{name}` |" in (DOCS / "routing.md").read_text(encoding="utf-8")
+
+
+def test_segmentation_from_python_runs_as_the_page_says():
+    (example,) = re.findall(r"```python\n(.*?)```", (DOCS / "segmentation.md").read_text(encoding="utf-8"), re.DOTALL)
+    found: dict = {}
+    exec(compile(example, "docs/segmentation.md", "exec"), found)
+    assert found["picture"].shape == (64, 64, 3)
+
+
+def test_the_settings_that_pages_name_are_settings():
+    named = 0
+    for page in DOCS.glob("*.md"):
+        for recipe, rest in re.findall(r"\$ torchcaps train ([\w-]+)(.*)", page.read_text(encoding="utf-8")):
+            named += len(settings := re.findall(r"--set ([\w.]+=[^\s`]+)", rest))
+            load_recipe(recipe, settings)
+    assert named >= 5

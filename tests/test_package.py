@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 import torchcaps
+from torchcaps.data import draw_axons
 from torchcaps.data.smallnorb import FILES
 from torchcaps.train import run
 from torchcaps.train.recipe import list_recipes, load_recipe
@@ -46,7 +47,7 @@ def write_idx(path, array):
 
 
 @pytest.fixture
-def small_data_sets(tmp_path, monkeypatch):
+def small_data_sets(tmp_path, monkeypatch, write_pairs):
     """Every data set a recipe names, tiny, in its own format, where recipes look for it."""
     generator = np.random.default_rng(0)
     for name in ("mnist", "fashion-mnist"):
@@ -69,6 +70,9 @@ def small_data_sets(tmp_path, monkeypatch):
             pixels = generator.integers(0, 256, (30, 40, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(tmp_path / "folder" / kind / f"{index}.png")
     write_smallnorb(tmp_path / "smallnorb", generator)
+    write_pairs(tmp_path / "isbi2012", draw_axons(30, 20))
+    monkeypatch.setattr("torchcaps.data.mask_sources.AXONS", 20)
+    monkeypatch.setattr("torchcaps.data.mask_sources.TEST_AXONS", 4)
     monkeypatch.setenv("TORCHCAPS_DATA", str(tmp_path))
     monkeypatch.setattr("torchcaps.data.multimnist.TEST_PAIRS", 20)
     monkeypatch.setattr("torchcaps.data.multimnist.VALIDATION_PAIRS", 20)
@@ -101,6 +105,8 @@ def test_every_recipe_runs_for_two_steps(name, small_data_sets, tmp_path):
         overrides += ["model.channels=[4, 4, 4]"]
     elif recipe.model.name in ("capsnet", "em_capsnet", "em_capsnet_large"):
         overrides.append("model.channels=8")  # most of the multiplications are there
+    elif recipe.model.name in ("segcaps", "unet"):
+        overrides += ["model.channels=2", "augment.crop=16"]
     folder = run.start_run(load_recipe(name, overrides), out=tmp_path / "run", device="cpu")
     assert (folder / "summary.json").is_file()
     assert torchcaps.load(folder).parameter_count() > 0

@@ -6,7 +6,7 @@ import json
 import sys
 import warnings
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, cast
 
 import typer
 from rich.console import Console
@@ -46,7 +46,10 @@ def _top(
 @app.command()
 def train(
     recipe: Annotated[str | None, typer.Argument(help="A recipe's name or YAML file; see `torchcaps list`.")] = None,
-    data: Annotated[str | None, typer.Option(help="An image folder or CSV, or a data set's name.")] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(help="An image folder or CSV, a folder of images/ and masks/, or a data set's name."),
+    ] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Override a setting: train.epochs=3")] = None,
     out_: Annotated[
         Path | None, typer.Option("--out", help="Folder of the run; runs/<recipe>-<time> if not given.")
@@ -63,12 +66,14 @@ def train(
     from torchcaps.train.recipe import load_recipe
     from torchcaps.train.run import resume_run, start_run
 
-    overrides = _data_overrides(data) + list(set_ or ())
+    source, overrides = _data_overrides(data)
+    overrides += set_ or ()
     for name, value in (("precision", precision), ("epochs", epochs), ("seed", seed), ("fast", None if fast else "no")):
         overrides += [f"train.{name}={value}"] if value is not None else []
     try:
         if resume is None:
-            chosen = load_recipe(recipe or ("folder" if data else "digits"), overrides)
+            usual = {None: "digits", "pairs": "segcaps", "axons": "segcaps", "isbi2012": "isbi"}.get(source, "folder")
+            chosen = load_recipe(recipe or usual, overrides)
             start_run(chosen, out=out_, device=device, console=out)
         elif recipe or data or out_:
             raise UserError(
@@ -113,9 +118,22 @@ def evaluate(
     if as_json:
         print(json.dumps({"model": model, **figures}))
         return
+    if "per_class" in figures:
+        _print_masks(model, figures)
+        return
     found = f"{figures['accuracy']:.2%} of {figures['n']:,} images right"
     out.print(f"{model} on {figures['data']}: {found}", markup=False, highlight=False, soft_wrap=True)
     out.print(f"error {figures['error']:.2%}, loss {figures['loss']:.4f}", highlight=False)
+
+
+def _print_masks(model: str, figures: dict[str, Any]) -> None:
+    found = f"Dice {figures['dice']:.2%} on {figures['n']:,} images"
+    out.print(f"{model} on {figures['data']}: {found}", markup=False, highlight=False, soft_wrap=True)
+    table = Table("class", "Dice", "IoU", "Hausdorff 95 %, px", box=None, pad_edge=False)
+    for name, values in figures["per_class"].items():
+        table.add_row(escape(name), f"{values['dice']:.2%}", f"{values['iou']:.2%}", f"{values['hausdorff95']:.2f}")
+    out.print(table, highlight=False)
+    out.print(f"wrong pixels {figures['pixel_error']:.2%}, loss {figures['loss']:.4f}", highlight=False)
 
 
 def _measure_suite(
@@ -189,34 +207,69 @@ def predict(
     model: Model,
     images: Annotated[list[Path], typer.Argument(help="Image files.")],
     reject: Annotated[float, typer.Option(help="Answer 'none of these' below this length.", min=0, max=1)] = 0.0,
+    out_: Annotated[
+        Path | None, typer.Option("--out", help="Of a model that finds masks: folder for masks and overlays.")
+    ] = None,
     device: Device = "cpu",
     as_json: AsJson = False,
 ) -> None:
-    """Say what is on image files."""
+    """Say what is on image files; of a model that finds masks, write these, and the images with them on top."""
     import torchcaps
-    from torchcaps.predict import NONE, predict_file
+    from torchcaps.models import PixelModel
+    from torchcaps.predict import check_names, predict_file, segment_file
 
     loaded = torchcaps.load(model, _device(device))
+    if isinstance(loaded, PixelModel) != (out_ is not None):
+        raise UserError(
+            "--out is for models that find masks; this one names a class"
+            if out_
+            else "this model finds masks: say where to write them with --out FOLDER"
+        )
+    if out_ is not None:
+        if reject:
+            raise UserError("--reject is for models that name a class; this one finds masks")
+        check_names(images, out_)
     answers: list[dict[str, Any]] = []
     failed = 0
     for path in images:
         try:
-            answers.append(predict_file(loaded, path, reject))
+            if out_ is None:
+                answers.append(predict_file(loaded, path, reject))
+            else:
+                answers.append(segment_file(cast(PixelModel, loaded), path, out_))
         except UserError as error:
             failed += 1
             err.print(str(error), style="red", soft_wrap=True, highlight=False, markup=False)
     if as_json:
         print(json.dumps(answers, indent=2))
     elif answers:
-        table = Table("file", "class", "length", "next", box=None, pad_edge=False)
-        for answer in answers:
-            found = ", ".join(answer["classes"]) or NONE
-            second = answer["ranking"][1] if len(answer["ranking"]) > 1 else None
-            rival = f"{second['class']} {second['length']:.3f}" if second else ""
-            table.add_row(escape(answer["file"]), escape(found), f"{answer['ranking'][0]['length']:.3f}", escape(rival))
-        out.print(table)
+        out.print(_table_of_classes(answers) if out_ is None else _table_of_masks(answers))
+        if out_ is not None:
+            out.print(f"{out_ / 'masks'}\n{out_ / 'overlays'}", soft_wrap=True, highlight=False, markup=False)
     if failed:
         raise typer.Exit(1)
+
+
+def _table_of_classes(answers: list[dict[str, Any]]) -> Table:
+    from torchcaps.predict import NONE
+
+    table = Table("file", "class", "length", "next", box=None, pad_edge=False)
+    for answer in answers:
+        found = ", ".join(answer["classes"]) or NONE
+        second = answer["ranking"][1] if len(answer["ranking"]) > 1 else None
+        rival = f"{second['class']} {second['length']:.3f}" if second else ""
+        table.add_row(escape(answer["file"]), escape(found), f"{answer['ranking'][0]['length']:.3f}", escape(rival))
+    return table
+
+
+def _table_of_masks(answers: list[dict[str, Any]]) -> Table:
+    table = Table("file", "size", "found", box=None, pad_edge=False)
+    for answer in answers:
+        shares = list(answer["shares"].items())[1:]
+        found = ", ".join(f"{name} {share:.1%}" for name, share in shares)
+        size = "×".join(map(str, answer["size"]))
+        table.add_row(escape(answer["file"]), size, escape(found))
+    return table
 
 
 @app.command()
@@ -227,7 +280,7 @@ def explain(
     target: Annotated[str | None, typer.Option(help="Explain this class instead of the predicted one.")] = None,
     device: Device = "cpu",
 ) -> None:
-    """Show what a capsule network saw in an image: reconstruction, 16-dimension sweep, routing."""
+    """Show what a capsule network saw in an image: reconstruction, sweep, routing; of masks, every layer's maps."""
     import torchcaps
     from torchcaps.predict import explain_file
 
@@ -245,6 +298,7 @@ def bench(
     epochs: Annotated[
         int, typer.Option(help="With --routing: train on MNIST with each, so many epochs; 0 for not at all.", min=0)
     ] = 10,
+    masks: Annotated[bool, typer.Option(help="Time models that find masks instead.")] = False,
     out_: Annotated[
         Path | None,
         typer.Option("--out", help="Write the rows to this CSV file; with --scaling or --routing also draw them."),
@@ -252,24 +306,27 @@ def bench(
 ) -> None:
     """Time routing by every backend, and the whole network against one without capsules. Routing is checked first."""
     from torchcaps.bench.family import family_of, run_family
+    from torchcaps.bench.masks import run_masks
     from torchcaps.bench.run import run_bench
     from torchcaps.train.engine import Interrupted
 
-    if routing is not None:
-        if scaling:
-            raise UserError("--scaling and --routing do not go together")
+    if scaling + masks + (routing is not None) > 1:
+        raise UserError("--scaling, --routing and --masks do not go together: ask for one at a time")
+    if masks:
+        run_masks(_device(device), out=out_, console=out)
+    elif routing is not None:
         try:
             run_family(family_of(routing), _device(device), epochs=epochs, out=out_, console=out)
         except Interrupted:
             raise typer.Exit(130) from None
-        return
-    run_bench(_device(device), scaling=scaling, out=out_, console=out)
+    else:
+        run_bench(_device(device), scaling=scaling, out=out_, console=out)
 
 
 @app.command("list")
 def list_() -> None:
     """List recipes, models, data sets and shipped weights."""
-    from torchcaps.data import SOURCES
+    from torchcaps.data import MASK_SOURCES, SOURCES
     from torchcaps.layers.routings import ROUTINGS
     from torchcaps.models import list_models, shipped_models
     from torchcaps.train.recipe import list_recipes, load_recipe
@@ -282,19 +339,20 @@ def list_() -> None:
         ("models", list_models()),
         ("routings", sorted(ROUTINGS)),
         ("data sets", sorted(SOURCES)),
+        ("with masks", sorted(MASK_SOURCES)),
         ("shipped weights", shipped_models()),
     ):
         out.print(f"\n[bold]{title}[/bold]: {', '.join(names) or 'none'}", highlight=False)
 
 
-def _data_overrides(data: str | None) -> list[str]:
-    """--data as settings of a recipe."""
+def _data_overrides(data: str | None) -> tuple[str | None, list[str]]:
+    """--data as a source, and as settings of a recipe."""
     from torchcaps.data import named_data
 
     if data is None:
-        return []
+        return None, []
     source, path = named_data(data)
-    return [f"data.source={source}", f"data.path={json.dumps(path)}"]
+    return source, [f"data.source={source}", f"data.path={json.dumps(path)}"]
 
 
 def _device(name: str) -> Any:

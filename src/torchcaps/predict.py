@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from torchcaps import explain
-from torchcaps.data import load_image
+from torchcaps.data import load_image, read_picture
 from torchcaps.errors import UserError, did_you_mean
-from torchcaps.models import ImageModel
+from torchcaps.models import ImageModel, PixelModel
+from torchcaps.models.pixels import found_in
+from torchcaps.models.tiles import presence_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 NONE = "none of these"
 
@@ -38,8 +44,93 @@ def predict_file(model: ImageModel, path: Path, reject: float = 0.0) -> dict[str
     return {"file": str(path), "classes": classes, "ranking": ranking}
 
 
+def check_names(images: Sequence[Path], folder: Path) -> None:
+    """Whether each of these gets files of its own in the folder, and none is a mask that somebody drew."""
+    if (folder / "images").exists():
+        raise UserError(
+            f"--out {folder}: it has images in it, whose own masks would be overwritten; give another folder"
+        )
+    given = {path.resolve() for path in images}
+    for path in images:
+        mask, overlay = (folder / kind / f"{path.stem}.png" for kind in ("masks", "overlays"))
+        if mask.exists() and not overlay.exists():
+            raise UserError(f"--out {folder}: {mask} is no mask of ours and would be overwritten; give another folder")
+        if given & {mask.resolve(), overlay.resolve()}:
+            raise UserError(f"--out {folder}: what is found in {path} would overwrite an image; give another folder")
+    stems = [path.stem for path in images]
+    if twice := sorted({stem for stem in stems if stems.count(stem) > 1}):
+        raise UserError(
+            f"several images are called {twice[0]}: their masks would have the same name; take them in turn"
+        )
+
+
+def segment_file(model: PixelModel, path: Path, folder: Path) -> dict[str, Any]:
+    """Write masks/<name>.png and overlays/<name>.png of an image file of any size.
+
+    In the mask the class looked for is 255 and the background 0; of several classes it has the ids.
+
+    returns  where they are, and the share of the image that each class takes
+    """
+    image = read_picture(path, model.image_shape[0])
+    presence = presence_of(model, image)
+    if not presence.isfinite().all():
+        raise UserError(f"{path}: the model answers NaN; it was not trained to the end, or its weights are damaged")
+    found = found_in(presence[None])[0].cpu()
+    shares = torch.bincount(found.flatten(), minlength=model.num_classes) / found.numel()
+    values = found * 255 if model.num_classes == 2 else found
+    pictures = {"masks": values.numpy().astype(np.uint8), "overlays": explain.overlay(image.float() / 255, found)}
+    files = {kind: folder / kind / f"{path.stem}.png" for kind in pictures}
+    for kind, pixels in pictures.items():
+        _write_png(files[kind], pixels)
+    return {
+        "file": str(path),
+        "size": list(found.shape),
+        "shares": dict(zip(model.class_names, shares.tolist())),
+        "mask": str(files["masks"]),
+        "overlay": str(files["overlays"]),
+    }
+
+
+def _write_png(path: Path, pixels: np.ndarray) -> None:
+    """(H, W) or (H, W, 3) uint8; a file is either the old one or the new one, never half of either."""
+    from PIL import Image
+
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(aside, format="png")
+        os.replace(aside, path)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
+    finally:
+        aside.unlink(missing_ok=True)
+
+
 def explain_file(model: ImageModel, path: Path, folder: Path, target: str | None = None) -> list[Path]:
-    """Write reconstruction, sweep, routing and lengths as figures, and the numbers behind them; returns the files."""
+    """Write what a model saw in an image file as figures, and the numbers behind them; returns the files.
+
+    Of a model that names a class: lengths, reconstruction, sweep, routing. Of one that finds masks: the mask over the
+    image, what was redrawn, the capsules of every layer, and where they were routed.
+    """
+    if isinstance(model, PixelModel):
+        if target is not None:
+            raise UserError("--target: this model finds every class at once; leave it away")
+        figures, arrays = _explain_pixels(model, path)
+    else:
+        figures, arrays = _explain_class(model, path, target)
+    pictures = {name: explain.png_bytes(figure) for name, figure in figures.items()}
+    numbers = {name: array.cpu().numpy() for name, array in arrays.items()}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, picture in pictures.items():
+            (folder / f"{name}.png").write_bytes(picture)
+        np.savez_compressed(folder / "arrays.npz", **numbers)  # type: ignore[arg-type]
+    except OSError as error:
+        raise UserError(f"cannot write to {os.fspath(folder)}: {error.strerror or error}") from error
+    return [*(folder / f"{name}.png" for name in pictures), folder / "arrays.npz"]
+
+
+def _explain_class(model: ImageModel, path: Path, target: str | None) -> tuple[dict[str, Figure], dict[str, Tensor]]:
     if target is not None and target not in model.class_names:
         raise UserError(f"--target {target}: the model has no such class; {did_you_mean(target, model.class_names)}")
     image = image_for(model, path)
@@ -57,7 +148,7 @@ def explain_file(model: ImageModel, path: Path, folder: Path, target: str | None
         "sweep": explain.figure_sweep(swept, title=f"Class {model.class_names[shown]}, dimension by dimension"),
         "routing": explain.figure_routing(image[0], heat, lengths, entropies, model.class_names),
     }
-    arrays: dict[str, Any] = {
+    arrays = {
         "image": image[0],
         "lengths": lengths,
         "reconstruction": (redrawn.from_predicted if redrawn.from_true is None else redrawn.from_true)[0],
@@ -66,14 +157,24 @@ def explain_file(model: ImageModel, path: Path, folder: Path, target: str | None
         "couplings": couplings,
         "entropies": entropies,
     }
-    arrays = {name: array.cpu().numpy() for name, array in arrays.items()}
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        written = []
-        for name, figure in figures.items():
-            written.append(folder / f"{name}.png")
-            written[-1].write_bytes(explain.png_bytes(figure))
-        np.savez_compressed(folder / "arrays.npz", **arrays)
-    except OSError as error:
-        raise UserError(f"cannot write to {os.fspath(folder)}: {error.strerror or error}") from error
-    return [*written, folder / "arrays.npz"]
+    return figures, arrays
+
+
+def _explain_pixels(model: PixelModel, path: Path) -> tuple[dict[str, Figure], dict[str, Tensor]]:
+    """Of a large image, its middle."""
+    image = explain.middle(read_picture(path, model.image_shape[0])).float() / 255
+    presence = presence_of(model, image).cpu()
+    layers = explain.feature_maps(model, image)
+    redrawn = explain.redraw(model, image)
+    found = found_in(presence[None])[0]
+    figures = {"mask": explain.figure_found(image, found, presence, redrawn, model.class_names)}
+    arrays = {"image": image, "presence": presence}
+    if redrawn is not None:
+        arrays["reconstruction"] = redrawn
+    for depth, layer in enumerate(layers):
+        figures[f"features-{depth:02d}-{layer.name}"] = explain.figure_features(layer)
+        arrays[f"pose_{layer.name}"] = layer.pose
+        if layer.couplings is not None:
+            figures[f"couplings-{depth:02d}-{layer.name}"] = explain.figure_couplings(layer)
+            arrays[f"couplings_{layer.name}"] = layer.couplings
+    return figures, arrays

@@ -85,7 +85,7 @@ def test_training_step_of_the_benchmark_trains():
     model = step.Floor(image_shape=(1, 14, 14), channels=4, kernel=5, types=2, primary_kernel=5, hidden=(8,))
     images, targets = torch.rand(4, 1, 14, 14), torch.arange(4)
     before = model.linear.weight.clone()
-    step._training(model, images, targets)()
+    step.training(model, images, targets)()
     assert not torch.equal(before, model.linear.weight)
     step._inference(model, images, targets)()
 

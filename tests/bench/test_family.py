@@ -141,7 +141,7 @@ def test_a_wrong_routing_is_not_timed(small, monkeypatch, factor):
     [
         (["--routing", "dynamo"], "did you mean 'dynamic'?"),
         (["--routing", "em,"], "choose one of: all, dynamic, em,"),
-        (["--routing", "all", "--scaling"], "--scaling and --routing do not go together"),
+        (["--routing", "all", "--scaling"], "--scaling, --routing and --masks do not go together"),
         (["--routing", "all", "--epochs", "-1"], "epochs"),
         (["--routing", "all", "--epochs", "0", "--out", "rows.png"], "give a name in .csv"),
         (["--routing", "all", "--epochs", "0", "--out", "nowhere/rows.csv"], "nowhere/rows.csv: it cannot be written"),

@@ -162,6 +162,19 @@ def test_brightness_adds_one_number_to_a_whole_image():
     assert shifts.mean().abs() < 0.02
 
 
+def test_noise_is_of_another_strength_for_each_image_and_of_every_pixel_by_itself():
+    images = torch.full((400, 1, 20, 20), 0.5)
+    away = augment(images, seeded(), noise=0.1) - images
+    strength = away.flatten(1).std(1)
+    assert strength.max() < 0.115  # a standard deviation of 0.1, measured on 400 pixels
+    assert strength.mean() == pytest.approx(0.05, abs=0.005)  # uniform up to 0.1
+    assert away.mean().abs() < 1e-3
+    beside = (away[..., 1:] * away[..., :-1]).mean() / away.square().mean()
+    assert beside.abs() < 0.02
+    assert ((bright := augment(images + 0.5, seeded(), noise=0.5)) <= 1).all()
+    assert bright.min() >= 0
+
+
 def test_contrast_stretches_about_the_mean_of_the_image():
     images = 0.4 + 0.2 * torch.rand(2000, 2, 5, 6, generator=seeded())
     images[:, 1] += 0.1  # both channels by the same factor about the same mean
@@ -269,7 +282,7 @@ def test_pixels_that_were_ignored_stay_so_and_lighting_leaves_masks_alone():
     masks[masks == 2] = 255
     moved, moved_masks = augment(images, seeded(), masks=masks, flip=True)
     assert torch.equal(moved_masks == 255, moved[:, 0] == 1)
-    changed, same = augment(images, seeded(), masks=masks, brightness=0.3, contrast=0.3, erase=9)
+    changed, same = augment(images, seeded(), masks=masks, brightness=0.3, contrast=0.3, noise=0.3, erase=9)
     assert not torch.equal(changed, images)
     assert torch.equal(same, masks)
 

@@ -6,9 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-from torch._subclasses.fake_tensor import FakeTensorMode
 
-from torchcaps.data import Crops, Segments, SegmentSplits, load_pairs, read_pairs, split_pairs
+from torchcaps.data import Segments, Splits, load_pairs, read_pairs, split_pairs
 from torchcaps.data.pairs import LAYOUT
 from torchcaps.errors import UserError
 
@@ -50,10 +49,6 @@ def several(*sizes, channels=1, classes=2) -> Segments:
     images = [torch.from_numpy(RNG.integers(0, 256, (channels, *size), dtype=np.uint8)) for size in sizes]
     names = tuple(f"{i:02d}" for i in range(len(sizes)))
     return Segments(images, [image[0] % classes for image in images], tuple("abcdef"[:classes]), names)
-
-
-def seeded(seed=0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def test_pairs_of_any_size_are_read_by_name(folder):
@@ -376,75 +371,5 @@ def test_the_fingerprint_sees_shapes():
     flat, tall = several((2, 3)), several((2, 3))
     flat = Segments([torch.zeros(1, 2, 3).byte()], [torch.zeros(2, 3).byte()], flat.class_names, flat.names)
     tall = Segments([torch.zeros(1, 3, 2).byte()], [torch.zeros(3, 2).byte()], flat.class_names, flat.names)
-    first, second = (SegmentSplits(part, None, None, "pairs") for part in (flat, tall))
+    first, second = (Splits(part, None, None, "pairs") for part in (flat, tall))
     assert first.fingerprint() != second.fingerprint()
-
-
-@given(
-    sizes=st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=4),
-    crop=st.integers(1, 7),
-    channels=st.sampled_from([1, 3]),
-    seed=st.integers(0, 100),
-)
-def test_a_window_is_a_part_of_its_image_or_ignored(sizes, crop, channels, seed):
-    data = several(*sizes, channels=channels, classes=5)
-    crops = Crops(data, crop, "cpu")
-    indices = torch.arange(len(data)).repeat(3)
-    images, masks = crops.take(indices, seeded(seed))
-    assert len(crops) == len(data)
-    assert (images.shape, images.dtype) == ((len(indices), channels, crop, crop), torch.float32)
-    assert (masks.shape, masks.dtype) == ((len(indices), crop, crop), torch.int64)
-    pixels = (images * 255).round().long()
-    inside = masks != 255
-    assert torch.equal((pixels[:, 0] % 5)[inside], masks[inside])
-    for i, shown, known in zip(indices.tolist(), pixels, inside):
-        height, width = (min(crop, side) for side in sizes[i])
-        assert int(known.sum()) == height * width  # all of it, but for what had to be added
-        top, left = known.nonzero()[0].tolist()
-        window = shown[:, top : top + height, left : left + width]
-        assert known[top : top + height, left : left + width].all()
-        windows = data.images[i].unfold(1, height, 1).unfold(2, width, 1).permute(1, 2, 0, 3, 4)
-        assert (windows == window).flatten(2).all(2).any()
-    assert all(torch.equal(a, b) for a, b in zip(crops.take(indices, seeded(seed)), (images, masks)))
-
-
-def test_every_place_is_as_likely():
-    data = several((6, 9), (4, 4))
-    places = torch.arange(54, dtype=torch.uint8).view(1, 6, 9)
-    data = Segments([places, data.images[1]], [places[0] * 0, data.masks[1]], data.class_names, data.names)
-    images, _ = Crops(data, 4, "cpu").take(torch.zeros(18_000, dtype=torch.long), seeded())
-    counts = torch.bincount((images[:, 0, 0, 0] * 255).round().long(), minlength=54).view(6, 9)
-    assert counts[3:].sum() == counts[:, 6:].sum() == 0
-    assert (counts[:3, :6] - 1000).abs().max() < 150
-
-
-def test_small_images_go_on_as_in_a_mirror():
-    image = torch.tensor([[[1, 2, 3]]], dtype=torch.uint8)
-    data = Segments([image], [torch.ones(1, 3, dtype=torch.uint8)], ("x", "y"), ("a",))
-    images, masks = Crops(data, 8, "cpu").take(torch.tensor([0]))
-    assert (images[0, 0] * 255).round().int().tolist() == [[3, 2, 1, 2, 3, 2, 1, 2]] * 8
-    assert masks[0].tolist() == [[255, 255, 1, 1, 1, 255, 255, 255] if row == 3 else [255] * 8 for row in range(8)]
-    dot = Segments([image[..., :1]], [torch.ones(1, 1, dtype=torch.uint8)], ("x", "y"), ("a",))
-    images, masks = Crops(dot, 3, "cpu").take(torch.tensor([0, 0]))
-    assert ((images * 255).round() == 1).all()
-    assert (masks == 1).sum((1, 2)).tolist() == [1, 1]
-
-
-def test_windows_depend_on_the_generator_alone_and_may_be_none():
-    crops = Crops(several((20, 20), (30, 40)), 5, "cpu")
-    indices = torch.tensor([0, 1, 1])
-    first, again, other = (crops.take(indices, seeded(seed)).images for seed in (0, 0, 1))
-    assert torch.equal(first, again)
-    assert not torch.equal(first, other)
-    assert crops.take(indices[:0]).images.shape == (0, 1, 5, 5)
-    assert crops.home == torch.device("cpu")
-    for crop, data, word in ((0, several((2, 2)), "crop=0"), (3, several(), "no images")):
-        with pytest.raises(UserError, match=word):
-            Crops(data, crop, "cpu")
-
-
-def test_taking_windows_neither_reads_a_value_nor_shapes_by_one():
-    crops = Crops(several((9, 9), (4, 12)), 6, "cpu")
-    with FakeTensorMode(allow_non_fake_inputs=True):  # tensors without values, as while a CUDA graph is recorded
-        images, masks = crops.take(torch.arange(2))
-    assert (images.shape, masks.shape) == ((2, 1, 6, 6), (2, 6, 6))

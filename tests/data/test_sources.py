@@ -4,7 +4,7 @@ import struct
 import pytest
 import torch
 
-from torchcaps.data import SOURCES, download, load_data
+from torchcaps.data import SOURCES, download, draw_axons, load_data, mask_sources, named_data
 from torchcaps.data import sources as sources_module
 from torchcaps.errors import UserError
 
@@ -102,6 +102,16 @@ def test_cifar10_is_downloaded_when_absent(tmp_path, monkeypatch):
         ({"validation": 1.5}, "validation=1.5"),
         ({"test": -1}, "test=-1"),
         ({"limit": 0}, "limit=0"),
+        ({"positive": 1}, "are for images with masks, not for digits"),
+        ({"test": "last:6"}, "are for images with masks"),
+        ({"source": "axon"}, "did you mean 'axons'"),
+        ({"source": "axons", "per_class": 3}, "use limit"),
+        ({"source": "axons", "path": "somewhere"}, "axons are drawn"),
+        ({"source": "axons", "test": "last:6"}, "axons are drawn"),
+        ({"source": "axons", "image_size": (16, 24)}, "drawn as squares"),
+        ({"source": "pairs"}, "needs path="),
+        ({"source": "pairs", "path": ".", "image_size": 32}, "keep their size"),
+        ({"source": "isbi2012"}, "register at the ISBI 2012 challenge"),
     ],
 )
 def test_a_mistake_is_answered_with_what_to_do(arguments, message):
@@ -113,3 +123,29 @@ def test_the_sources_are_those_that_recipes_name():
     made = {"multimnist", "multimnist-shift6", "mnist-expanded", "affnist-like", "affnist"}
     made |= {"smallnorb"} | {f"smallnorb-{by}{kind}" for by in ("azimuth", "elevation") for kind in ("", "-familiar")}
     assert set(SOURCES) == {"digits", "mnist", "fashion-mnist", "cifar10", "folder"} | made
+
+
+def test_axons_to_test_on_are_others_than_those_to_train_on(monkeypatch):
+    monkeypatch.setattr(mask_sources, "AXONS", 10)
+    monkeypatch.setattr(mask_sources, "TEST_AXONS", 3)
+    once, again = (load_data("axons", image_size=16, channels=3, split_seed=seed) for seed in (0, 1))
+    assert [len(part) for part in (once.train, once.validation, once.test)] == [9, 1, 3]
+    assert once.train.images[0].shape == (3, 16, 16)
+    assert all(torch.equal(one, other) for one, other in zip(once.test.images, again.test.images))
+    assert once.validation.names != again.validation.names
+    assert not any(torch.equal(image, other) for image in once.test.images for other in once.train.images)
+
+
+def test_data_is_known_by_its_folders(tmp_path, monkeypatch, write_pairs, write_classes):
+    pairs = write_pairs(tmp_path / "pairs", draw_axons(4, 16))
+    parts = write_pairs(tmp_path / "parts" / "Train", draw_axons(4, 16)).parent
+    classes = write_classes(tmp_path / "classes", {"a": 3, "b": 3})
+    assert [named_data(str(each)) for each in (pairs, parts, classes)] == [
+        ("pairs", str(pairs)),
+        ("pairs", str(parts)),
+        ("folder", str(classes)),
+    ]
+    assert named_data("axons") == ("axons", None)
+    monkeypatch.setenv("TORCHCAPS_DATA", str(tmp_path))
+    pairs.rename(tmp_path / "isbi2012")
+    assert len(load_data("isbi2012", test="last:2", validation=0).train) == 2

@@ -43,11 +43,12 @@ def assert_close(got, expected, tolerance=2e-5):
         assert error < tolerance
 
 
-CONV = {  # B, T, P, H, W, kernel, stride, J, iterations: more than one tile of examples or parents, and sizes of 1
+CONV = {  # B, T, P, H, W, kernel, stride, J, iterations: more than one tile of parents or spots, and sizes of 1
     "stride": (2, 1, 4, 5, 3, 3, 2, 2, 2),
     "overlap": (2, 1, 2, 3, 3, 2, 1, 3, 3),
     "numbers": (9, 2, 1, 2, 2, 2, 1, 2, 2),
     "parents": (1, 1, 4, 2, 2, 2, 1, 9, 2),
+    "spots": (1, 5, 2, 3, 4, 3, 1, 2, 3),
     "ones": (1, 1, 1, 1, 1, 1, 1, 1, 1),
 }
 

@@ -175,3 +175,14 @@ def test_kernels_agree_with_the_reference(shape, iterations, monkeypatch):
 def test_the_operator_keeps_pytorchs_rules(fused):
     inputs = [x.to(DEVICE).requires_grad_() for x in made(B=1, T=2, size=(3, 3), dtype=torch.float32)]
     torch.library.opcheck(operators.route_local, (*inputs, [1, 1, 1, 0, 0], 2, True, fused))
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_results_and_gradients_lie_as_announced_whatever_the_layout_of_the_weight(fused):
+    pose, weight, bias = (x.to(DEVICE) for x in made(B=1, T=2, size=(4, 4), dtype=torch.float32))
+    weight = weight.to(memory_format=torch.channels_last)
+    assert not weight.is_contiguous()
+    window = [1, 1, 1, 0, 0]
+    poses, couplings = operators.route_local(pose, weight, bias, window, 2, True, fused)
+    gradients = operators.route_local_backward(torch.ones_like(poses), pose, weight, bias, window, 2, fused)
+    assert all(x.is_contiguous() for x in (poses, couplings, *gradients))

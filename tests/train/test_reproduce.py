@@ -137,11 +137,29 @@ def test_a_stopped_command_lets_its_runs_save_and_goes_on(tmp_path, number):
 
 
 def test_a_failed_run_is_named_and_the_others_count(tmp_path):
+    broken = tmp_path / "broken.yaml"
+    text = load_recipe("digits", ["data.source=folder", "data.path=nowhere"]).to_yaml()
+    broken.write_text(text.replace("name: digits", "name: broken"))
     settings = {"out": tmp_path / "results", "runs": tmp_path / "runs", "device": "cpu"}
-    with pytest.raises(UserError, match=r"1 of 1 runs failed.*digits-0\.log"):
-        reproduce(["digits"], 1, **settings, overrides=["data.source=folder", "data.path=nowhere"])
-    assert "nowhere" in (tmp_path / "runs" / "digits-0.log").read_text()
-    assert not (tmp_path / "results" / "digits.json").exists()
+    with pytest.raises(UserError, match=r"1 of 2 runs failed.*broken-0\.log"):
+        reproduce(["digits", str(broken)], 1, **settings, overrides=TINY)
+    assert "nowhere" in (tmp_path / "runs" / "broken-0.log").read_text()
+    assert [path.name for path in (tmp_path / "results").iterdir()] == ["digits.json"]
+
+
+def test_what_is_whole_is_written_before_the_next_run_ends(tmp_path, monkeypatch):
+    """Two recipes whose runs are already finished, but for one of the second's, which does not end well."""
+    folder = {"out": tmp_path / "results", "runs": tmp_path / "runs", "device": "cpu", "overrides": TINY}
+
+    def stopped(jobs, *rest):
+        assert not jobs or (tmp_path / "results" / "digits.json").is_file()
+        raise KeyboardInterrupt
+
+    reproduce(["digits"], 1, **folder)
+    (tmp_path / "results" / "digits.json").unlink()
+    monkeypatch.setattr("torchcaps.train.reproduce._run_all", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        reproduce(["digits", "mnist-paper"], 1, **folder)
 
 
 def test_a_recipe_without_a_claim_is_refused(tmp_path):
@@ -209,6 +227,20 @@ def test_every_measured_figure_is_claimed_by_the_recipe_that_was_measured(path):
 def test_no_figure_is_claimed_that_was_not_measured():
     claimed = {name for name in list_recipes() if (claim := load_recipe(name).claim) and claim.mean is not None}
     assert claimed == {path.stem for path in RESULTS.glob("*.json")}
+
+
+def test_of_masks_dice_is_claimed_with_what_else_says_how_well_they_fit(tmp_path):
+    settings = [
+        *("data.limit=2", "data.validation=0", "model.channels=4", "model.width=0.25"),
+        *("train.epochs=1", "claim={result: drawn axons, measure: dice}"),
+    ]
+    folder = {"out": tmp_path / "results", "runs": tmp_path / "runs", "device": "cpu", "overrides": settings}
+    (found,) = reproduce(["segcaps"], 1, **folder)
+    summary = json.loads((tmp_path / "runs" / "segcaps-0" / "summary.json").read_text())
+    assert found["mean"] == pytest.approx(100 * summary["test_dice"], abs=1e-3)
+    assert set(found["also"]) == {"IoU", "wrong pixels"}
+    assert found["also"]["wrong pixels"]["mean"] == pytest.approx(100 * summary["test_pixel_error"], abs=1e-3)
+    assert "drawn axons" in (tmp_path / "results.md").read_text()
 
 
 @pytest.fixture

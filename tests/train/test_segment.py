@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from torchcaps.data.pairs import Segments
+from torchcaps.data import Segments
 from torchcaps.errors import UserError
 from torchcaps.losses import IGNORED, dice_loss, mask_cross_entropy
-from torchcaps.models import Output, create_model
-from torchcaps.train import segment
+from torchcaps.models import Output, create_model, tiles
+from torchcaps.models.tiles import presence_of
 from torchcaps.train.recipe import LossSection
-from torchcaps.train.segment import Segment, evaluate_masks, presence_of
+from torchcaps.train.segment import Segment, evaluate_masks
 
 
 def small(name="segcaps", **options):
@@ -21,7 +21,7 @@ def test_weights_by_default_and_by_name():
     assert Segment.for_model(small(), LossSection()).weights == {"cross_entropy": 1.0, "reconstruction": 1.0}
     assert Segment.for_model(small("unet"), LossSection()).weights == {"cross_entropy": 1.0}
     mixed = Segment.for_model(small(), LossSection(dice=2.0, margin=0.5, reconstruction=0.0))
-    assert mixed.weights == {"dice": 2.0, "margin": 0.5}
+    assert mixed.weights == {"dice_loss": 2.0, "margin": 0.5}
     for section, message in (
         (LossSection(cross_entropy=0.0), "at least one must count"),
         (LossSection(spread=1.0), "not for masks"),
@@ -33,18 +33,20 @@ def test_weights_by_default_and_by_name():
 
 
 def test_terms_are_the_losses_of_their_names():
-    task = Segment({"cross_entropy": 1.0, "dice": 1.0, "margin": 1.0, "reconstruction": 1.0}, 2, positive_weight=3.0)
+    task = Segment(
+        {"cross_entropy": 1.0, "dice_loss": 1.0, "margin": 1.0, "reconstruction": 1.0}, 2, positive_weight=3.0
+    )
     presence, images = torch.rand(2, 1, 4, 4), torch.rand(2, 1, 4, 4)
     masks = torch.randint(0, 2, (2, 4, 4))
     terms = task.terms(Output(presence, reconstruction=images * masks[:, None]), images, masks)
     torch.testing.assert_close(terms["cross_entropy"], mask_cross_entropy(presence, masks, 3.0))
-    torch.testing.assert_close(terms["dice"], dice_loss(presence, masks))
+    torch.testing.assert_close(terms["dice_loss"], dice_loss(presence, masks))
     assert terms["reconstruction"].tolist() == [0.0, 0.0]
-    assert set(task.terms(Output(presence), images, masks)) == {"cross_entropy", "dice", "margin"}
+    assert set(task.terms(Output(presence), images, masks)) == {"cross_entropy", "dice_loss", "margin"}
 
 
 def test_dice_is_by_hand_what_it_should_be():
-    task = Segment({"dice": 1.0}, 2)
+    task = Segment({"dice_loss": 1.0}, 2)
     mask = torch.tensor([[1, 1, 0, IGNORED]])
     found = torch.tensor([[0.9, 0.1, 0.8, 0.9]])  # one of two found, one too many, one that nobody knows
     got = task.correct(torch.stack([found, found * 0])[:, None], torch.stack([mask, mask * 0]))
@@ -52,7 +54,7 @@ def test_dice_is_by_hand_what_it_should_be():
 
 
 def test_dice_of_several_classes_is_the_mean_without_the_background():
-    task = Segment({"dice": 1.0}, 3)
+    task = Segment({"dice_loss": 1.0}, 3)
     masks = torch.tensor([[[0, 1, 1, 2]]])
     presence = torch.nn.functional.one_hot(torch.tensor([[[0, 1, 0, 2]]]), 3).movedim(-1, 1).float()
     assert task.correct(presence, masks).tolist() == [pytest.approx((2 / 3 + 1) / 2)]
@@ -80,7 +82,7 @@ def test_images_of_any_size_are_measured_one_by_one():
 @pytest.mark.parametrize("name", ["segcaps", "unet"])
 def test_tiles_change_no_pixel(name, monkeypatch):
     model = small(name).eval()
-    monkeypatch.setattr(segment, "TILE", 1)  # as small as the model's margin allows
+    monkeypatch.setattr(tiles, "TILE", 1)  # as small as the model's margin allows
     tile = 3 * model.margin + 2 * model.multiple
     image = torch.rand(1, 40, tile + 60)
     with torch.no_grad():

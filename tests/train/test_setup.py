@@ -5,7 +5,7 @@ import warnings
 import pytest
 import torch
 
-from torchcaps.data import Dataset
+from torchcaps.data import Dataset, Segments, draw_axons
 from torchcaps.errors import UserError
 from torchcaps.models import create_model
 from torchcaps.train.recipe import LossSection, load_recipe
@@ -98,6 +98,27 @@ def test_multi_label_cnn_answers_class_by_class():
     assert not torch.allclose(lengths.sum(), torch.tensor(1.0))
 
 
-def test_a_model_of_masks_is_refused_for_images_with_a_class():
-    with pytest.raises(UserError, match="model.name=segcaps: it finds a class for every pixel"):
+def test_a_model_must_fit_what_is_known_of_the_images():
+    with pytest.raises(UserError, match="segcaps: it learns from images with masks, and these have a class each"):
         make_model(load_recipe("digits", ["model={name: segcaps}"]), data(16))
+    with pytest.raises(UserError, match="capsnet_small: it learns from images with a class for each of them"):
+        make_model(load_recipe("digits"), draw_axons(2, 16))
+
+
+def test_a_model_of_masks_is_made_for_windows_of_the_images():
+    axons = draw_axons(2, 40)
+    for setting, side in (("augment.crop=24", 24), ("augment.crop=48", 48), ("augment.crop=0", 40)):
+        recipe = load_recipe("segcaps", ["model.channels=2", setting])
+        model = make_model(recipe, axons)
+        assert (model.image_shape, model.class_names) == ((1, side, side), ("background", "axon"))
+    pixels = torch.stack(axons.images).float() / 255
+    assert float(model.mean) == pytest.approx(float(pixels.mean()), abs=1e-3)
+    assert float(model.std) == pytest.approx(float(pixels.std()), abs=1e-3)
+    black = Segments([torch.zeros(1, 9, 9).byte()], [torch.zeros(9, 9).byte()], ("a", "b"), ("x",))
+    assert float(make_model(recipe, black).std) > 0
+
+
+def test_only_squares_are_turned():
+    images = Dataset(torch.zeros(2, 1, 8, 12, dtype=torch.uint8), torch.tensor([0, 1]), ("a", "b"))
+    with pytest.raises(UserError, match="8×12 are not square"):
+        make_model(load_recipe("digits", ["augment.turn=yes"]), images)

@@ -18,7 +18,7 @@ from torchcaps.models import CapsNet, Output, create_model
 from torchcaps.train.recipe import LossSection
 from torchcaps.train.setup import seeded
 from torchcaps.train.step import tuned
-from torchcaps.train.tasks import Classify
+from torchcaps.train.tasks import Classify, Task
 
 PAPER = Classify({"margin": 1.0, "reconstruction": 0.0005})  # the losses of Sabour et al. 2017
 
@@ -73,8 +73,8 @@ def measure_network(name: str, device: torch.device, batch: int, rounds: int = 1
         images, targets = _batch(batch, device)
     task = Classify.for_model(model, Dataset(images, targets, model.class_names), LossSection())
     with tuned(device, tensor_cores=True):
-        call = _training(model, images, targets, task)
-        mib = _memory(call, model, device, training=True)
+        call = training(model, images, targets, task)
+        mib = memory_of(call, model, device, training=True)
         if device.type == "cuda":
             call = recorded(call)
         seconds = by_turns({name: call}, device, rounds)[name]
@@ -92,9 +92,9 @@ def measure(device: torch.device, batch: int, rounds: int = 11) -> list[StepRow]
             calls: dict[str, Call] = {}
             memory: dict[str, float | None] = {}
             for name, model in models.items():
-                training = what == "training step"
-                calls[name] = (_training if training else _inference)(model, images, targets)
-                memory[name] = _memory(calls[name], model, device, training)
+                trained = what == "training step"
+                calls[name] = (training if trained else _inference)(model, images, targets)
+                memory[name] = memory_of(calls[name], model, device, trained)
                 if device.type == "cuda":
                     calls[name] = recorded(calls[name])
             ms = {name: seconds * 1e3 for name, seconds in by_turns(calls, device, rounds).items()}
@@ -106,7 +106,7 @@ def _batch(size: int, device: torch.device) -> tuple[Tensor, Tensor]:
     return torch.rand(size, 1, 28, 28, device=device), torch.arange(size, device=device) % 10
 
 
-def _memory(call: Call, model: nn.Module, device: torch.device, training: bool) -> float | None:
+def memory_of(call: Call, model: nn.Module, device: torch.device, training: bool) -> float | None:
     """MiB: weights (in training also gradients and two moments of the same size), and what the call needs beyond."""
     extra = extra_memory(call, device)
     if extra is None:
@@ -115,7 +115,8 @@ def _memory(call: Call, model: nn.Module, device: torch.device, training: bool) 
     return (extra + weights * (4 if training else 1)) / 2**20
 
 
-def _training(model: nn.Module, images: Tensor, targets: Tensor, task: Classify = PAPER) -> Call:
+def training(model: nn.Module, images: Tensor, targets: Tensor, task: Task = PAPER) -> Call:
+    """A step on these images, over and over: forward, losses, backward, Adam."""
     cuda = images.is_cuda
     if cuda:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -131,7 +132,7 @@ def _training(model: nn.Module, images: Tensor, targets: Tensor, task: Classify 
     return step
 
 
-def _loss_of(model: nn.Module, task: Classify) -> Callable[..., Tensor]:
+def _loss_of(model: nn.Module, task: Task) -> Callable[..., Tensor]:
     def loss_of(images: Tensor, targets: Tensor) -> Tensor:
         with torch.autocast(images.device.type, torch.bfloat16, enabled=images.is_cuda):
             output = model(images, targets)

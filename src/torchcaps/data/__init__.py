@@ -3,22 +3,26 @@
 from torchcaps.data.augment import augment, centre_crop
 from torchcaps.data.axons import AxonParameters, draw_axons
 from torchcaps.data.batches import Batch, Resident, batches, class_weights, epoch_order, num_batches
-from torchcaps.data.dataset import Dataset, Splits
+from torchcaps.data.crops import Crops
+from torchcaps.data.dataset import Dataset, Examples, Splits
 from torchcaps.data.download import dataset_folder
 from torchcaps.data.idx import read_idx
 from torchcaps.data.images import load_image
-from torchcaps.data.multimnist import resident
-from torchcaps.data.pairs import Crops, Segments, SegmentSplits, load_pairs, read_pairs, split_pairs
+from torchcaps.data.mask_sources import MASK_SOURCES
+from torchcaps.data.pairs import load_pairs, read_pairs, read_picture
+from torchcaps.data.resident import epoch_size, resident
+from torchcaps.data.segments import Segments, split_pairs
 from torchcaps.data.sources import SOURCES, load_data, named_data
 
 __all__ = [
+    "MASK_SOURCES",
     "SOURCES",
     "AxonParameters",
     "Batch",
     "Crops",
     "Dataset",
+    "Examples",
     "Resident",
-    "SegmentSplits",
     "Segments",
     "Splits",
     "augment",
@@ -28,6 +32,7 @@ __all__ = [
     "dataset_folder",
     "draw_axons",
     "epoch_order",
+    "epoch_size",
     "load_data",
     "load_image",
     "load_pairs",
@@ -35,6 +40,7 @@ __all__ = [
     "num_batches",
     "read_idx",
     "read_pairs",
+    "read_picture",
     "resident",
     "split_pairs",
 ]

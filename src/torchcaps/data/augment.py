@@ -1,4 +1,4 @@
-"""Shifts, affine jitter, bending, erasing, crops, flips, turns and lighting of a whole batch, where the batch lives.
+"""Shifts, affine jitter, bending, erasing, crops, flips, turns, lighting and noise of a whole batch, where that lives.
 
 Nothing here waits for the device or makes a shape depend on data, so a CUDA graph can hold it.
 """
@@ -38,6 +38,7 @@ class Changes(TypedDict, total=False):
     turn: bool
     brightness: float
     contrast: float
+    noise: float
 
 
 @overload
@@ -66,11 +67,12 @@ def augment(
     turn: bool = False,
     brightness: float = 0.0,
     contrast: float = 0.0,
+    noise: float = 0.0,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Each image changed a little at random; the same tensor when nothing is asked for.
 
-    Masks move with their images, by the nearest pixel; where nothing was before they are IGNORED (255). Erasing and
-    lighting leave them alone.
+    Masks move with their images, by the nearest pixel; where nothing was before they are IGNORED (255). Erasing,
+    lighting and noise leave them alone.
 
     images_BCHW    (B, C, H, W)  floating point
     generator      on the device of the images, or else its draws are copied there
@@ -88,10 +90,12 @@ def augment(
     turn           by 0, 90, 180 or 270 degrees, each as likely; for square images
     brightness     up to so much is added to a whole image, or taken away; what then lies outside [0, 1] is clipped
     contrast       distances from an image's mean grow or shrink by up to this fraction; clipped, too
+    noise          normal, at each pixel by itself, of up to this standard deviation, another for each image; clipped
     returns        (B, C, H, W), or (B, C, crop, crop); with masks a pair, (B, H, W) or (B, crop, crop) of the same type
     """
     moves = {"shift": shift, "rotate": rotate, "shear": shear, "scale": scale, "elastic": elastic}
-    _check(images_BCHW, **moves, share=share, erase=erase, crop=crop, brightness=brightness, contrast=contrast)
+    looks = {"brightness": brightness, "contrast": contrast, "noise": noise}
+    _check(images_BCHW, **moves, **looks, share=share, erase=erase, crop=crop)
     height, width = images_BCHW.shape[2:]
     if turn and not crop and height != width:
         raise UserError(f"augmentation turn: images of {height}×{width} are not square; give a crop, or turn=no")
@@ -109,6 +113,8 @@ def augment(
         layers = [_windows(layer, top_B, left_B, crop, crop) for layer in layers]
     if brightness or contrast:  # of what is seen: after the crop, but an erased rectangle stays black
         layers[0] = _relight(layers[0], dice, brightness, contrast)
+    if noise:
+        layers[0] = _disturb(layers[0], dice, noise)
     if erase and len(images_BCHW):
         layers[0] = _erase(layers[0], dice, erase)
     if flip:
@@ -258,6 +264,12 @@ def _relight(images_BCHW: Tensor, dice: _Dice, brightness: float, contrast: floa
     factor_B111 = 1 + dice.uniform(contrast)[:, None, None, None]
     lit = mean_B111 + (values - mean_B111) * factor_B111 + add_B111
     return lit.clamp(0, 1).to(images_BCHW.dtype)
+
+
+def _disturb(images_BCHW: Tensor, dice: _Dice, noise: float) -> Tensor:
+    strength_B111 = dice.uniform(noise).abs()[:, None, None, None]
+    noisy = images_BCHW + strength_B111 * dice.normal(*images_BCHW.shape[1:])
+    return noisy.clamp(0, 1).to(images_BCHW.dtype)
 
 
 def _erase(images_BCHW: Tensor, dice: _Dice, erase: int) -> Tensor:

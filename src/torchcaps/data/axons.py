@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from torchcaps.data.pairs import Segments
+from torchcaps.data.segments import Segments
 from torchcaps.errors import UserError, did_you_mean
 
 Range = tuple[float, float]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from torchcaps.data.augment import augment
 from torchcaps.data.dataset import Dataset
 from torchcaps.errors import UserError
 
@@ -17,7 +18,7 @@ class Batch(NamedTuple):
     """What a step learns from.
 
     images   (B, C, H, W)     float32 in [0, 1]
-    targets  (B,)             class ids, or (B, J) multi-hot
+    targets  (B,)             class ids, or (B, J) multi-hot, or (B, H, W) masks: see Crops
     parts    (B, M, C, H, W)  where images are made of several, each of them by itself, to be reconstructed
     labels   (B, M)           and its class
     """
@@ -33,10 +34,12 @@ class Resident:
 
     On CUDA it fits when it takes less than half of the free memory; otherwise the images stay on the host and
     each batch is moved through pinned memory.
+
+    changes  to images, options of `augment`
     """
 
-    def __init__(self, dataset: Dataset, device: torch.device | str) -> None:
-        self.device = torch.device(device)
+    def __init__(self, dataset: Dataset, device: torch.device | str, **changes: Any) -> None:
+        self.device, self.changes = torch.device(device), changes
         self.on_device = _fits(dataset.images, self.device)
         self.images = dataset.images.to(self.device) if self.on_device else dataset.images
         self.targets = dataset.targets.to(self.device)
@@ -50,14 +53,14 @@ class Resident:
         return self.images.device
 
     def take(self, indices: Tensor, generator: torch.Generator | None = None) -> Batch:
-        """The batch at these positions (B,); the generator is for data that is made up on the way."""
+        """The batch at these positions (B,), its images changed at random."""
         places = indices.to(self.device)
         if self.on_device:
             images = self.images[places]
         else:
             # the gathered copy is what travels, so it is the copy that is pinned
             images = self.images[indices].pin_memory().to(self.device, non_blocking=True)
-        return Batch(as_float(images), self.targets[places])
+        return Batch(augment(as_float(images), generator, **self.changes), self.targets[places])
 
 
 def batches(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -72,21 +74,41 @@ class Dataset:
         """How many images carry each label: (J,)."""
         return count_classes(self.targets, self.num_classes)
 
+    def content(self) -> Iterator[memoryview]:
+        """All that a fingerprint must see."""
+        for tensor in (self.images, self.targets):
+            yield tensor.contiguous().numpy().data
+
     def checksum(self) -> str:
         """A text that changes with any image or target."""
         digest = hashlib.blake2b(digest_size=16)
-        for tensor in (self.images, self.targets):
-            digest.update(tensor.contiguous().numpy().data)
+        for piece in self.content():
+            digest.update(piece)
         return digest.hexdigest()
 
 
+class Examples(Protocol):
+    """What a run can learn from: images with classes (Dataset), or with masks (Segments)."""
+
+    def __len__(self) -> int: ...
+    @property
+    def class_names(self) -> tuple[str, ...]: ...
+    @property
+    def num_classes(self) -> int: ...
+    def subset(self, indices: Tensor) -> Any: ...
+    def content(self) -> Iterator[memoryview | bytes]: ...
+
+
+Part = TypeVar("Part", bound=Examples)
+
+
 @dataclass(frozen=True, eq=False)
-class Splits:
+class Splits(Generic[Part]):
     """What a run learns from, what it chooses by, and what it is judged on, once, at the end."""
 
-    train: Dataset
-    validation: Dataset | None
-    test: Dataset | None
+    train: Part
+    validation: Part | None
+    test: Part | None
     source: str
 
     def fingerprint(self) -> str:
@@ -94,9 +116,8 @@ class Splits:
         digest = hashlib.blake2b(digest_size=16)
         for part in (self.train, self.validation, self.test):
             digest.update(b"|")
-            if part is not None:
-                for tensor in (part.images, part.targets):
-                    digest.update(tensor.contiguous().numpy().data)
+            for piece in () if part is None else part.content():
+                digest.update(piece)
         return digest.hexdigest()
 
 

@@ -117,8 +117,3 @@ def multimnist_splits(digits: Splits, shift: int = SHIFT) -> Splits:
         test = frozen(pairs, test, TEST_CHECKSUM, "MultiMNIST") if shift == SHIFT else pairs
     train = Digits(digits.train.images, digits.train.targets, digits.train.class_names, shift=shift)
     return Splits(train, validation, test, "multimnist" if shift == SHIFT else f"multimnist-shift{shift}")
-
-
-def resident(dataset: Dataset, device: torch.device | str) -> Resident:
-    """A data set on the device, ready to be asked for batches: of pairs, or of its images as they are."""
-    return ResidentPairs(dataset, device) if isinstance(dataset, Digits) else Resident(dataset, device)

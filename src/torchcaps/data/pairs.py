@@ -1,14 +1,12 @@
-"""Images with their masks: read from a folder, split by whole images, and cut into random windows on the device."""
+"""Images with their masks, read from a folder."""
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchcaps.data.batches import as_float
+from torchcaps.data.dataset import Splits
 from torchcaps.data.images import UnreadableImage, check_channels, decode, set_channels
 from torchcaps.data.listing import IMAGE_SUFFIXES, SPLIT_NAMES
-from torchcaps.data.split import HoldOut, divide
+from torchcaps.data.segments import Segments, some, split_pairs
 from torchcaps.errors import UserError
 from torchcaps.losses import IGNORED
 
@@ -37,89 +35,6 @@ LAYOUT = (
 )
 
 
-@dataclass(frozen=True, eq=False)
-class Segments:
-    """Images with their masks, each pair of a size of its own.
-
-    images       N of (C, H, W)  uint8, all with as many channels
-    masks        N of (H, W)     uint8 class ids; IGNORED (255) where nothing is known
-    class_names  J names
-    names        N, of the files without their endings
-    """
-
-    images: list[Tensor]
-    masks: list[Tensor]
-    class_names: tuple[str, ...]
-    names: tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        if not len(self.images) == len(self.masks) == len(self.names):
-            counts = f"{len(self.images)}, {len(self.masks)} and {len(self.names)}"
-            raise UserError(f"every image needs a mask and a name; there are {counts} of them")
-        for name, image, mask in zip(self.names, self.images, self.masks):
-            if image.dtype != torch.uint8 or image.ndim != 3 or not image.numel():
-                raise UserError(f"image {name} must be uint8 (C, H, W); it is {image.dtype} {tuple(image.shape)}")
-            if mask.dtype != torch.uint8 or mask.shape != image.shape[1:]:
-                fits = f"uint8 {tuple(image.shape[1:])}"
-                raise UserError(f"the mask of {name} must be {fits}; it is {mask.dtype} {tuple(mask.shape)}")
-            if len(image) != self.channels:
-                raise UserError(f"all images must have {self.channels} channels, as the first; {name} has {len(image)}")
-            if stray := _pixels_of(mask)[self.num_classes : IGNORED].nonzero().flatten().tolist():
-                found, last = self.num_classes + stray[0], self.num_classes - 1
-                raise UserError(f"the mask of {name} has the class id {found}; class ids must lie in 0..{last}")
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    @property
-    def num_classes(self) -> int:
-        return len(self.class_names)
-
-    @property
-    def channels(self) -> int:
-        """Of every image; 1 where there is none."""
-        return len(self.images[0]) if self.images else 1
-
-    @property
-    def absent(self) -> tuple[str, ...]:
-        """The classes that no mask shows."""
-        return tuple(name for name, pixels in zip(self.class_names, self.class_counts().tolist()) if not pixels)
-
-    def class_counts(self) -> Tensor:
-        """How many pixels are of each class: (J,)."""
-        none = torch.zeros(IGNORED + 1, dtype=torch.long)
-        return sum((_pixels_of(mask) for mask in self.masks), none)[: self.num_classes]
-
-    def subset(self, indices: Tensor) -> Segments:
-        """The pairs at these positions, in this order.
-
-        indices  (M,)
-        """
-        places = indices.tolist()
-        images, masks = [self.images[i] for i in places], [self.masks[i] for i in places]
-        return replace(self, images=images, masks=masks, names=tuple(self.names[i] for i in places))
-
-
-@dataclass(frozen=True, eq=False)
-class SegmentSplits:
-    """What a run learns from, what it chooses by, and what it is judged on, once, at the end."""
-
-    train: Segments
-    validation: Segments | None
-    test: Segments | None
-    source: str
-
-    def fingerprint(self) -> str:
-        """A short text that changes with any image or mask, or with the part it is in."""
-        digest = hashlib.blake2b(digest_size=16)
-        for part in (self.train, self.validation, self.test):
-            digest.update(b"|")
-            for tensor in () if part is None else (*part.images, *part.masks):
-                digest.update(f"{tuple(tensor.shape)}".encode())
-                digest.update(tensor.contiguous().numpy().data)
-        return digest.hexdigest()
-
-
 def load_pairs(
     folder: str | Path,
     *,
@@ -129,14 +44,15 @@ def load_pairs(
     validation: float = 0.1,
     test: float | str | Sequence[str] = 0.2,
     seed: int = 0,
-) -> SegmentSplits:
+    limit: int | None = None,
+) -> Splits[Segments]:
     """A folder of images and masks, to train on, to choose by and to test with.
 
     Where the folder has train, test or val (validation, valid) in it, each with images and masks, these are the parts;
     what is missing is held out from training. With validation=0 a val folder is trained on, too.
 
     positive, channels, num_classes  as for `read_pairs`
-    validation, test, seed           as for `split_pairs`
+    validation, test, seed, limit    as for `split_pairs`
     """
     parts = _list_parts(Path(folder).expanduser())
     # all at once: what a value of a mask means must be the same in every part
@@ -149,9 +65,28 @@ def load_pairs(
         raise UserError(f"test={test}: {folder} has a test folder of its own; leave test out")
     own = {part: every.subset(rows[part]) for part in ("validation", "test") if part in rows}
     train, held_out, tested = split_pairs(
-        every.subset(rows["train"]), 0 if "validation" in own else validation, 0 if "test" in own else test, seed
+        every.subset(rows["train"]),
+        0 if "validation" in own else validation,
+        0 if "test" in own else test,
+        seed,
+        limit,
     )
-    return SegmentSplits(train, own.get("validation", held_out), own.get("test", tested), "pairs")
+    return Splits(train, own.get("validation", held_out), own.get("test", tested), "pairs")
+
+
+def holds_pairs(folder: Path) -> bool:
+    """Whether a folder is meant as one of images with masks."""
+    parts = (
+        [folder, *(path for path in folder.iterdir() if path.name.lower() in SPLIT_NAMES)] if folder.is_dir() else []
+    )
+    return any((part / "images").is_dir() and (part / "masks").is_dir() for part in parts)
+
+
+def read_picture(path: Path, channels: int) -> Tensor:
+    """One image file as `read_pairs` reads it, in its own size: (C, H, W) uint8."""
+    pixels = _read_image(path)
+    white = 255 if pixels.dtype != np.uint8 and pixels.max() > 1 else 1
+    return set_channels(_as_tensor(pixels, white)[None], channels)[0]
 
 
 def read_pairs(
@@ -177,149 +112,6 @@ def read_pairs(
     return _read(_list_pairs(Path(folder).expanduser()), positive, channels, num_classes)
 
 
-def split_pairs(
-    segments: Segments, validation: float = 0.1, test: float | str | Sequence[str] = 0.2, seed: int = 0
-) -> tuple[Segments, Segments | None, Segments | None]:
-    """(train, validation, test), by whole images; None for a part that is not asked for.
-
-    validation  a fraction below 1, or a number of images; 0 for none
-    test        the same, and then it does not change with the seed; or "last:6" for the last six by name; or names,
-                in a list or with commas between them
-    """
-    if isinstance(test, (int, float)):
-        amount, named_N = test, torch.zeros(len(segments), dtype=torch.bool)
-    else:
-        amount, named_N = 0, _named(segments.names, test)
-    plan = HoldOut(validation, amount, seed)
-    rest, named = (_Rows(chosen_N.nonzero().flatten()) for chosen_N in (~named_N, named_N))
-    needed = 1 + (plan.validation > 0) + (plan.test > 0)
-    if len(rest.rows) < needed:
-        left = f"{len(segments)} images" if not len(named.rows) else f"the {len(rest.rows)} images not named for test"
-        raise UserError(f"{left} are too few for a split into {needed}: add some, or set validation or test to 0")
-    train, held_out, tested = divide(rest, None, named if len(named.rows) else None, plan)
-    return (
-        segments.subset(train.rows),
-        None if held_out is None else segments.subset(held_out.rows),
-        None if tested is None else segments.subset(tested.rows),
-    )
-
-
-class Windows(NamedTuple):
-    """A batch of windows.
-
-    images  (B, C, crop, crop)  float32 in [0, 1]
-    masks   (B, crop, crop)     int64 class ids, or IGNORED
-    """
-
-    images: Tensor
-    masks: Tensor
-
-
-class Crops:
-    """Images and masks on the device, to take windows from at random places; nothing waits for the device.
-
-    An image smaller than a window is continued by its reflection (one of a single pixel by that pixel), which its mask
-    ignores.
-
-    segments  at least one pair
-    crop      side of a window
-    """
-
-    on_device = True
-
-    def __init__(self, segments: Segments, crop: int, device: torch.device | str) -> None:
-        if crop < 1:
-            raise UserError(f"crop={crop}: give the side of a window in pixels, at least 1")
-        if not len(segments):
-            raise UserError("there are no images to take windows from")
-        self.device, self.crop, self.channels = torch.device(device), crop, segments.channels
-        images, masks = zip(*(_at_least(crop, *pair) for pair in zip(segments.images, segments.masks)))
-        sizes_N2 = torch.tensor([mask.shape for mask in masks])
-        area_N = sizes_N2.prod(1)
-        # One after another, each row by row, the channels of an image one after another.
-        self._images, self._masks = (torch.cat([t.flatten() for t in ts]).to(self.device) for ts in (images, masks))
-        self._sizes_N2, self._starts_N = sizes_N2.to(self.device), (area_N.cumsum(0) - area_N).to(self.device)
-
-    def __len__(self) -> int:
-        return len(self._starts_N)
-
-    @property
-    def home(self) -> torch.device:
-        """Where `take` wants its indices."""
-        return self.device
-
-    def take(self, indices_B: Tensor, generator: torch.Generator | None = None) -> Windows:
-        """A window of each of these images; every place where it fits is as likely."""
-        sizes_B2, start_B111 = self._sizes_N2[indices_B], self._starts_N[indices_B].view(-1, 1, 1, 1)
-        # A whole number far beyond any image: its remainder is as good as uniform, and exact on every device.
-        where = self.device if generator is None else generator.device
-        drawn_B2 = torch.randint(2**62, (len(indices_B), 2), generator=generator, device=where).to(self.device)
-        top_B, left_B = (drawn_B2 % (sizes_B2 - self.crop + 1)).unbind(1)
-        side = torch.arange(self.crop, device=self.device)
-        rows_B1H1 = (top_B[:, None] + side)[:, None, :, None]
-        columns_B11W = (left_B[:, None] + side)[:, None, None, :]
-        places_B1HW = rows_B1H1 * sizes_B2[:, 1].view(-1, 1, 1, 1) + columns_B11W
-        channel_1C11 = torch.arange(self.channels, device=self.device).view(1, -1, 1, 1)
-        planes_BC11 = self.channels * start_B111 + channel_1C11 * sizes_B2.prod(1).view(-1, 1, 1, 1)
-        masks_BHW = self._masks[(start_B111 + places_B1HW).squeeze(1)]
-        return Windows(as_float(self._images[planes_BC11 + places_B1HW]), masks_BHW.long())
-
-
-def _pixels_of(mask_HW: Tensor) -> Tensor:
-    """(256,)  how many pixels have each value"""
-    return torch.bincount(mask_HW.flatten(), minlength=IGNORED + 1)
-
-
-def _at_least(side: int, image_CHW: Tensor, mask_HW: Tensor) -> tuple[Tensor, Tensor]:
-    """The pair, continued on every side where it is smaller than this."""
-    height, width = mask_HW.shape
-    if min(height, width) >= side:
-        return image_CHW, mask_HW
-    rows, top = _reflected(height, side)
-    columns, left = _reflected(width, side)
-    larger = mask_HW.new_full((len(rows), len(columns)), IGNORED)
-    larger[top : top + height, left : left + width] = mask_HW
-    return image_CHW[:, rows[:, None], columns], larger
-
-
-def _reflected(length: int, side: int) -> tuple[Tensor, int]:
-    """Where each of `side` pixels comes from, back and forth over `length` of them; and where the first of these is."""
-    before = max(side - length, 0) // 2
-    period = max(2 * (length - 1), 1)
-    steps = (torch.arange(max(side, length)) - before) % period
-    return torch.minimum(steps, period - steps), before
-
-
-@dataclass(frozen=True, eq=False)
-class _Rows:
-    """Positions of pairs, all of one class: what `divide` can split."""
-
-    rows: Tensor
-    class_names: tuple[str, ...] = ("pair",)
-
-    @property
-    def targets(self) -> Tensor:
-        return torch.zeros_like(self.rows)
-
-    def subset(self, indices: Tensor) -> _Rows:
-        return _Rows(self.rows[indices])
-
-
-def _named(names: tuple[str, ...], test: str | Sequence[str]) -> Tensor:
-    """(N,)  which of these are asked for"""
-    if isinstance(test, str) and test.startswith("last:"):
-        count = test.removeprefix("last:")
-        if not count.isdecimal() or not 0 < int(count) <= len(names):
-            raise UserError(f"test={test}: give a number from 1 to {len(names)} after last:, for example last:1")
-        wanted = set(sorted(names)[-int(count) :])
-    else:
-        wanted = {name.strip() for name in test.split(",")} if isinstance(test, str) else set(test)
-        if unknown := sorted(wanted - set(names)):
-            known = f"they are called {_some(names)}"
-            raise UserError(f"test: no image is called {_some(unknown)}; {known}. Or give a fraction, or last:6")
-    return torch.tensor([name in wanted for name in names])
-
-
 class _Files(NamedTuple):
     name: str
     image: Path
@@ -333,7 +125,7 @@ def _list_parts(root: Path) -> dict[str, list[_Files]]:
     if not inside:
         return {"train": _list_pairs(root)}
     if (root / "images").is_dir():
-        raise UserError(f"{root} has both images and {_some(path.name for path in inside)} in it: {LAYOUT}")
+        raise UserError(f"{root} has both images and {some(path.name for path in inside)} in it: {LAYOUT}")
     parts: dict[str, list[_Files]] = {}
     for path in inside:
         part = SPLIT_NAMES[path.name.lower()]
@@ -341,7 +133,7 @@ def _list_parts(root: Path) -> dict[str, list[_Files]]:
             raise UserError(f"{root} has several folders for {part} images: keep one of them")
         parts[part] = _list_pairs(path)
     if "train" not in parts:
-        raise UserError(f"{root} has {_some(path.name for path in inside)} but no train folder: {LAYOUT}")
+        raise UserError(f"{root} has {some(path.name for path in inside)} but no train folder: {LAYOUT}")
     return parts
 
 
@@ -353,9 +145,9 @@ def _list_pairs(root: Path) -> list[_Files]:
     if not images:
         raise UserError(f"there are no images in {root / 'images'}: {LAYOUT}")
     if lonely := sorted(images.keys() - masks.keys()):
-        raise UserError(f"{root / 'masks'} has no mask for {_some(lonely)}: name each like its image, or remove these")
+        raise UserError(f"{root / 'masks'} has no mask for {some(lonely)}: name each like its image, or remove these")
     if lonely := sorted(masks.keys() - images.keys()):
-        raise UserError(f"{root / 'images'} has no image for the masks {_some(lonely)}: add them, or remove the masks")
+        raise UserError(f"{root / 'images'} has no image for the masks {some(lonely)}: add them, or remove the masks")
     return [_Files(name, images[name], masks[name]) for name in sorted(images)]
 
 
@@ -387,7 +179,7 @@ def _read(files: list[_Files], positive: int | None, channels: int | None, num_c
     masks, class_names = _class_ids(values, files, positive, num_classes)
     segments = Segments(images, masks, class_names, tuple(each.name for each in files))
     if segments.absent:
-        log.warning("no mask shows the class %s", _some(map(repr, segments.absent)))
+        log.warning("no mask shows the class %s", some(map(repr, segments.absent)))
     return segments
 
 
@@ -502,7 +294,7 @@ def _class_ids(
         positive = IGNORED
     if positive is not None:
         if positive not in values:
-            raise UserError(f"positive={positive}: no mask has this value, only {_some(map(str, sorted(values)))}")
+            raise UserError(f"positive={positive}: no mask has this value, only {some(map(str, sorted(values)))}")
         return [torch.from_numpy((mask == positive).astype(np.uint8)) for mask in masks], TWO_CLASSES
     ids = values - {IGNORED}
     count = num_classes or max(2, next(n for n in range(len(ids) + 1) if n not in ids))
@@ -511,14 +303,8 @@ def _class_ids(
         path, has = next((each.mask, has) for each, has in zip(files, found) if has & stray)
         known = "0, 1, 2, … without a gap" if num_classes is None else f"0 to {num_classes - 1}"
         raise UserError(
-            f"{path} has the values {_some(map(str, sorted(has)))}, but class ids are {known}, and 255 is ignored: "
+            f"{path} has the values {some(map(str, sorted(has)))}, but class ids are {known}, and 255 is ignored: "
             f"choose the value of the positive class, as in --set data.positive={max(has)}, or give num_classes"
         )
     names = TWO_CLASSES if count == 2 else tuple(map(str, range(count)))
     return [torch.from_numpy(mask.astype(np.uint8)) for mask in masks], names
-
-
-def _some(names: Iterable[str]) -> str:
-    """The first five, and how many more there are."""
-    names = list(names)
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -16,7 +17,9 @@ from torchcaps.data.download import REMOTES, dataset_folder, fetch
 from torchcaps.data.folder import load_folder
 from torchcaps.data.idx import read_idx_pair
 from torchcaps.data.images import check_channels, check_size, resize_images, set_channels
+from torchcaps.data.mask_sources import MASK_SOURCES, MaskPlan
 from torchcaps.data.multimnist import MARGIN, multimnist_splits
+from torchcaps.data.pairs import holds_pairs
 from torchcaps.data.smallnorb import SIDE, VALIDATION_TOY, smallnorb_splits
 from torchcaps.data.split import HoldOut, divide
 from torchcaps.errors import UserError, did_you_mean
@@ -36,36 +39,50 @@ def load_data(
     image_size: int | tuple[int, int] | None = None,
     channels: int | None = None,
     validation: float = 0.1,
-    test: float = 0.2,
+    test: float | str = 0.2,
     split_seed: int = 0,
     limit: int | None = None,
     per_class: int | None = None,
-) -> Splits:
-    """Images to train on, to choose by and to test with.
+    positive: int | None = None,
+    num_classes: int | None = None,
+) -> Splits[Any]:
+    """Images to train on, to choose by and to test with: a Dataset each, or Segments where images have masks.
 
-    source      a name in SOURCES
-    path        the folder (or CSV file) of "folder"; for the others, where their files are, when not in the data folder
+    source      a name in SOURCES, or in MASK_SOURCES for images with masks
+    path        the folder (or CSV file) of "folder", the folder of "pairs"; for the others, where their files are, when
+                not in the data folder
     image_size  pixels a side or (H, W); None keeps the size of the source (an image folder: 32)
     channels    1 or 3; None keeps those of the source
     validation  fraction (below 1) or number of images held out from training; 0 for none
-    test        the same for sources without a test set of their own; does not change with split_seed
+    test        the same for sources without a test set of their own; does not change with split_seed. With masks also
+                names of images, with commas between them, or "last:6" for the last six by name
     limit       at most so many training images, for a quick run
     per_class   exactly so many training images of each class
+    positive    of masks: the value that is the class looked for, all others being background
+    num_classes of masks: where not every class id need occur
     """
-    if source not in SOURCES:
+    known = [*SOURCES, *MASK_SOURCES]
+    if source not in known:
         hint = "for a folder of images say source='folder' and path=" if Path(source).exists() else ""
-        raise UserError(f"unknown data source {source!r}: {hint or did_you_mean(source, SOURCES)}")
-    size = check_size(image_size)
+        raise UserError(f"unknown data source {source!r}: {hint or did_you_mean(source, known)}")
+    size, place = check_size(image_size), None if path is None else Path(path).expanduser()
     check_channels(channels)
-    plan = HoldOut(validation, test, split_seed, limit, per_class)
-    return SOURCES[source](None if path is None else Path(path).expanduser(), size, channels, plan)
+    if source in MASK_SOURCES:
+        if per_class is not None:
+            raise UserError("per_class: an image with a mask is of no one class; use limit")
+        plan = MaskPlan(place, size, channels, positive, num_classes, validation, test, split_seed, limit)
+        return MASK_SOURCES[source](plan)
+    if positive is not None or num_classes is not None or isinstance(test, str):
+        raise UserError(f"positive, num_classes and names of test images are for images with masks, not for {source}")
+    return SOURCES[source](place, size, channels, HoldOut(validation, test, split_seed, limit, per_class))
 
 
 def named_data(text: str) -> tuple[str, str | None]:
-    """What a user means by --data: (source, path) of an image folder or CSV file, or of a data set by its name."""
+    """What a user means by --data: (source, path) of a folder of images, with masks or without, or of a CSV file, or of
+    a data set by its name."""
     if Path(text).exists():
-        return "folder", str(Path(text).resolve())
-    if text in SOURCES and text != "folder":
+        return "pairs" if holds_pairs(Path(text)) else "folder", str(Path(text).resolve())
+    if text in {*SOURCES, *MASK_SOURCES} - {"folder", "pairs"}:
         return text, None
     raise UserError(f"--data {text}: there is no such folder, and no data set of that name; see `torchcaps list`")
 

@@ -1,7 +1,9 @@
 """Why a model answers as it does: tensors in, arrays or figures out. matplotlib is imported when a figure is made."""
 
 from torchcaps.explain.charts import figure_confusion, figure_curves, figure_lengths, figure_mistakes
+from torchcaps.explain.features import LayerMaps, feature_maps, figure_couplings, figure_features
 from torchcaps.explain.figures import figure_reconstructions, figure_routing, figure_sweep
+from torchcaps.explain.masks import Compared, compare, error_map, figure_found, figure_masks, middle, overlay, redraw
 from torchcaps.explain.mistakes import confusion_matrix, precision_recall, predicted_classes, worst_mistakes
 from torchcaps.explain.paper import coupling_maps, digit_examples, pair_examples, perturbations
 from torchcaps.explain.paper_figures import (
@@ -17,16 +19,25 @@ from torchcaps.explain.sweep import SWEEP, sweep
 
 __all__ = [
     "SWEEP",
+    "Compared",
+    "LayerMaps",
     "Reconstructions",
+    "compare",
     "confusion_matrix",
     "coupling_entropy",
     "coupling_maps",
     "digit_examples",
+    "error_map",
+    "feature_maps",
     "figure_confusion",
     "figure_coupling_maps",
+    "figure_couplings",
     "figure_curves",
     "figure_digit_examples",
+    "figure_features",
+    "figure_found",
     "figure_lengths",
+    "figure_masks",
     "figure_mistakes",
     "figure_pair_examples",
     "figure_perturbations",
@@ -34,12 +45,15 @@ __all__ = [
     "figure_routing",
     "figure_sweep",
     "maps_on_image",
+    "middle",
+    "overlay",
     "pair_examples",
     "perturbations",
     "png_bytes",
     "precision_recall",
     "predicted_classes",
     "reconstructions",
+    "redraw",
     "routing_couplings",
     "routing_maps",
     "sweep",

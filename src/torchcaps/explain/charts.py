@@ -17,10 +17,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Series = tuple[list[float], list[float]]
+RIGHT = ("accuracy", "dice")  # what tasks measure, as shares
 
 
 def figure_curves(history: Sequence[Mapping[str, Any]], *, title: str = "", panels: int = 4) -> Figure:
-    """One panel for each measure of the history, training and validation together: loss and accuracy first.
+    """One panel for each measure of the history, training and validation together: loss and what is right first.
 
     history  a dict per epoch; whatever is called train_… or val_… is drawn, the rest is not
     """
@@ -29,7 +30,7 @@ def figure_curves(history: Sequence[Mapping[str, Any]], *, title: str = "", pane
     known = {key.split("_", 1)[1] for entry in history for key in entry if key.startswith(("train_", "val_"))}
     curves = {name: {split: _series(history, f"{split}_{name}") for split in ("train", "val")} for name in known}
     drawable = [name for name in known if any(xs for xs, _ in curves[name].values())]
-    names = sorted(drawable, key=lambda name: (name != "loss", name != "accuracy", name))[:panels]
+    names = sorted(drawable, key=lambda name: (name != "loss", name not in RIGHT, name))[:panels]
     figure = new_figure(max(4.5, 3.6 * len(names)), 3.0, title)
     if not names:
         return _only_words(figure, "No epoch was recorded.")
@@ -42,7 +43,7 @@ def figure_curves(history: Sequence[Mapping[str, Any]], *, title: str = "", pane
                 marker = "o" if len(xs) < 12 else None
                 axes.plot(xs, ys, color=colour, label=label, linewidth=1.6, marker=marker, markersize=3.5)
         everything = [y for _, ys in curves[name].values() for y in ys]
-        if name == "accuracy":
+        if name in RIGHT:
             axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.4g} %"))
         elif min(everything) > 0 and max(everything) > 30 * min(everything):
             axes.set_yscale("log")

@@ -60,7 +60,7 @@ class SegCaps(PixelModel):
         self.again_at_half = ConvCaps2d(2 * four, dim, four, dim, iterations=stay)
         self.back_to_full = DeconvCaps2d(four, dim, two, dim)
         self.classes = ConvCaps2d(two + 1, dim, self.maps, dim, kernel=1, iterations=stay)
-        self.decoder = _decoder(self.maps * dim, colours) if decoder else None
+        self.decoder = _decoder([self.maps * dim, 4 * dim, 8 * dim], colours) if decoder else None
 
     @property
     def capsule_layers(self) -> list[tuple[str, ConvCaps2d | DeconvCaps2d]]:
@@ -111,9 +111,8 @@ def _beside(*capsules: Capsules) -> Capsules:
     return Capsules(torch.cat([each.pose for each in capsules], dim=1))
 
 
-def _decoder(numbers: int, colours: int) -> nn.Sequential:
+def _decoder(widths: list[int], colours: int) -> nn.Sequential:
     """Pixel by pixel, from the capsules of the classes to colours in [0, 1]."""
-    widths = [numbers, 64, 128]
     layers: list[nn.Module] = []
     for before, after in pairwise(widths):
         layers += [nn.Conv2d(before, after, 1), nn.ReLU(inplace=True)]

@@ -9,11 +9,25 @@ import torch
 from torch import Tensor
 
 from torchcaps.errors import UserError
+from torchcaps.models.pixels import PixelModel
 from torchcaps.ops.squash import at_least_float32
 
 # Weights along an axis are multiples of 1/4096, their products of 1/2²⁴: float32 holds those, and their sums, exactly.
 # So answers in [0, 1] stay there when they are blended.
 _PARTS = 4096
+
+TILE = 512  # side of what a model is given of a larger image
+
+
+def presence_of(model: PixelModel, image_CHW: Tensor) -> Tensor:
+    """(K, H, W), on the model's device, of a uint8 or float image of any size; by tiles if it is larger than TILE."""
+    tile = max(TILE, 3 * model.margin + 2 * model.multiple)
+
+    def answer(tiles: Tensor) -> Tensor:
+        pixels = tiles.to(model.device)
+        return model(pixels if pixels.is_floating_point() else pixels.float() / 255).lengths
+
+    return by_tiles(answer, image_CHW.to(model.device), tile=tile, margin=model.margin, align=model.multiple)
 
 
 @torch.no_grad()

@@ -48,7 +48,7 @@ def no_autocast(x: Tensor) -> torch.autocast:
 def _sine_cosine(x: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:
     """|x|, 1/√(1+|x|²) and |x|/√(1+|x|²), with D kept as 1: no square of |x| is ever formed."""
     norm = _norm(x / _RANGE, dim) * _RANGE
-    hypotenuse = torch.hypot(norm, torch.ones_like(norm))
+    hypotenuse = torch.hypot(norm, norm.new_ones(()))
     return norm, 1 / hypotenuse, norm / hypotenuse
 
 
@@ -57,4 +57,5 @@ def _norm(x: Tensor, dim: int) -> Tensor:
     if dim in (-1, x.ndim - 1):
         return torch.linalg.vector_norm(x, dim=dim, keepdim=True)
     squares = x.square().sum(dim, keepdim=True)  # over an axis within, vector_norm is not vectorised on a CPU
-    return torch.where(squares > 0, squares, 1).sqrt() * (squares > 0)
+    there = squares > 0
+    return torch.where(there, squares, 1).sqrt() * there

@@ -6,22 +6,33 @@ import math
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, overload
 
 import torch
 from lightning_fabric import Fabric
 from torch import Tensor
 from torch.nn import functional
 
-from torchcaps.data import Batch, Dataset, Resident, augment, batches, centre_crop, epoch_order, num_batches, resident
+from torchcaps.data import (
+    Batch,
+    Dataset,
+    Resident,
+    Segments,
+    batches,
+    centre_crop,
+    epoch_order,
+    num_batches,
+    resident,
+)
 from torchcaps.errors import UserError
 from torchcaps.losses import combine
-from torchcaps.models import ImageModel
+from torchcaps.models import ImageModel, PixelModel
 from torchcaps.train.checkpoint import State
 from torchcaps.train.recipe import Recipe, TrainSection
 from torchcaps.train.schedule import learning_rate
+from torchcaps.train.segment import Masks, Segment, evaluate_masks
 from torchcaps.train.step import Recorded, compiled, tuned
-from torchcaps.train.tasks import Classify
+from torchcaps.train.tasks import Classify, Task
 
 EVALUATION_BATCH = 256
 AVERAGE_EVERY = 8  # steps between two updates of the averaged weights: they move too little in one step to matter
@@ -41,16 +52,16 @@ class Interrupted(Exception):
 
 def train(
     state: State,
-    train_data: Dataset,
-    validation: Dataset | None,
-    task: Classify,
+    train_data: Dataset | Segments,
+    validation: Dataset | Segments | None,
+    task: Task,
     recipe: Recipe,
     fabric: Fabric,
     watcher: Watcher,
 ) -> None:
     """Train until the recipe's last epoch, from wherever the state is."""
     settings, clip = recipe.train, recipe.optim.clip
-    data = resident(train_data, fabric.device)
+    data = resident(train_data, fabric.device, **recipe.augment.model_dump())
     steps_per_epoch = num_batches(len(data) * settings.repeat, settings.batch_size)
     total_steps = settings.epochs * steps_per_epoch
     model, optimizer = fabric.setup(state.model, state.optimizer)
@@ -69,9 +80,8 @@ def train(
 
     def step(indices: Tensor, measure: Callable[..., Any] = measure) -> None:
         batch = data.take(indices, state.generator)
-        images = augment(batch.images, state.generator, **recipe.augment.model_dump())
         optimizer.zero_grad()
-        loss, terms, correct = measure(batch._replace(images=images))
+        loss, terms, correct = measure(batch)
         fabric.backward(loss)
         if clip is not None:
             fabric.clip_gradients(model, optimizer, max_norm=clip, error_if_nonfinite=False)
@@ -140,12 +150,25 @@ class Result(NamedTuple):
     right: float
 
 
-@torch.no_grad()
-def evaluate(model: ImageModel, dataset: Dataset, task: Classify, views: bool = False) -> Result:
-    """A model's answers to a data set, in float32 and as they are: no augmentation, centre crops only.
+@overload
+def evaluate(model: ImageModel, data: Dataset, task: Classify, views: bool = False) -> Result: ...
+@overload
+def evaluate(model: ImageModel, data: Dataset | Segments, task: Task, views: bool = False) -> Result | Masks: ...
+def evaluate(model: ImageModel, data: Dataset | Segments, task: Task, views: bool = False) -> Result | Masks:
+    """A model's answers to a data set, in float32 and as they are: no augmentation, centre crops only; masks whole.
 
     views  answer by the mean over nine views of each image, moved by up to a pixel; the loss is that of the image
     """
+    if isinstance(task, Segment):
+        assert isinstance(model, PixelModel)
+        assert isinstance(data, Segments)
+        return evaluate_masks(model, data, task)
+    assert isinstance(data, Dataset)
+    return _evaluate_classes(model, data, task, views)
+
+
+@torch.no_grad()
+def _evaluate_classes(model: ImageModel, dataset: Dataset, task: Task, views: bool) -> Result:
     was_training = model.training
     model.eval()
     data = Resident(dataset, model.device)

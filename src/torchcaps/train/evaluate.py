@@ -9,20 +9,28 @@ from typing import Any
 
 import torch
 
-from torchcaps.data import Dataset, load_data, named_data
+from torchcaps.data import MASK_SOURCES, Dataset, Segments, Splits, load_data, named_data
 from torchcaps.errors import UserError
 from torchcaps.losses import multi_hot
-from torchcaps.models import ImageModel
+from torchcaps.models import ImageModel, PixelModel
 from torchcaps.train import engine
 from torchcaps.train.recipe import LossSection
+from torchcaps.train.scores import score
+from torchcaps.train.segment import Segment, evaluate_masks
 from torchcaps.train.tasks import Classify
 
 
 def evaluate_model(model: ImageModel, data: str | None = None, *, views: bool = False) -> dict[str, Any]:
     """Accuracy, error, loss and n on the model's own test set, or on `data`: an image folder, a CSV, or a name.
 
+    Of masks: Dice, IoU, 95 % Hausdorff distance (pixels) and the share of wrong pixels; also by class, and by image.
+
     views  answer by the mean over nine slightly moved views of each image
     """
+    if isinstance(model, PixelModel):
+        if views:
+            raise UserError("--views: it is for models that name a class, not for those that find masks")
+        return _evaluate_pixels(model, data)
     dataset, name = images_to_test_on(model, data)
     task = Classify.for_model(model, dataset, LossSection())
     result = engine.evaluate(model, dataset, task, views)
@@ -47,14 +55,52 @@ def evaluate_together(models: Sequence[ImageModel]) -> dict[str, Any]:
 def images_to_test_on(model: ImageModel, data: str | None = None) -> tuple[Dataset, str]:
     """The model's own test set, or `data`, with targets numbered as the model numbers its classes; and its name."""
     settings, name = _settings(model, data)
-    splits = load_data(**settings)
-    dataset = splits.test if splits.test is not None else splits.train
+    if settings["source"] in MASK_SOURCES:
+        raise UserError(f"{name} has masks, and this model names one class for a whole image")
+    return _in_model_order(_part_to_test_on(model, data, load_data(**settings)), model), name
+
+
+def _part_to_test_on(model: ImageModel, data: str | None, splits: Splits[Any]) -> Any:
+    """The test images, or all where a user names data without a test split."""
     if data is None and splits.test is None:
         raise UserError("this model's data has no test set: give one with --data")
     known = model.trained_by.get("fingerprint")
     if data is None and known is not None and known != splits.fingerprint():
-        warnings.warn("the data has changed since training: its test split may hold images trained on", stacklevel=3)
-    return _in_model_order(dataset, model), name
+        warnings.warn("the data has changed since training: its test split may hold images trained on", stacklevel=4)
+    return splits.test if splits.test is not None else splits.train
+
+
+def _evaluate_pixels(model: PixelModel, data: str | None) -> dict[str, Any]:
+    settings, name = _mask_settings(model, data)
+    segments: Segments = _part_to_test_on(model, data, load_data(**settings))
+    if segments.num_classes != model.num_classes:
+        raise UserError(
+            f"{name} has {segments.num_classes} classes, the model {model.num_classes}: they do not compare"
+        )
+    result = evaluate_masks(model, segments, Segment.for_model(model, LossSection()))
+    scores = score(result.found, segments, model.class_names)
+    figures = {**scores.means(), "loss": result.loss, "n": len(segments)}
+    return {"data": name, **figures, "per_class": scores.per_class(), "images": scores.rows()}
+
+
+def _mask_settings(model: PixelModel, data: str | None) -> tuple[dict[str, Any], str]:
+    """Arguments of load_data that give masks whose values mean what they did in training."""
+    own = model.trained_by.get("data")
+    if data is None:
+        if own is None:
+            raise UserError("this model does not say what it was trained on: give a test set with --data")
+        return {**own, "channels": model.image_shape[0]}, own["path"] or own["source"]
+    source, path = named_data(data)
+    if source not in MASK_SOURCES:
+        raise UserError(f"--data {data}: this model finds masks; give a folder with images and masks in it")
+    settings = {"source": source, "path": path, "channels": model.image_shape[0]}
+    if own is not None and path is None and (own["source"], own["path"]) == (source, None):
+        return {**own, "channels": model.image_shape[0]}, data  # with the test images it was not trained on
+    if source != "axons":
+        positive = (own or {}).get("positive")
+        meaning = {"positive": positive} if positive is not None else {"num_classes": model.num_classes}
+        settings |= {"validation": 0, "test": 0, **meaning}
+    return settings, data
 
 
 def _settings(model: ImageModel, data: str | None) -> tuple[dict[str, Any], str]:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from torchcaps.data import SOURCES
 from torchcaps.errors import UserError, did_you_mean
+
+NonNegative = Annotated[float, Field(ge=0)]
 
 
 class Section(BaseModel):
@@ -25,14 +27,16 @@ class DataSection(Section):
     image_size: int | tuple[int, int] | None = None
     channels: Literal[1, 3] | None = None
     validation: float = Field(0.1, ge=0)  # a fraction, or a count from 1 on; 0 holds nothing out, for a final refit
-    test: float = Field(0.2, ge=0)  # where the source has no test split of its own
+    test: NonNegative | str = 0.2  # where the source has no test split; with masks also names, or last:6
     split_seed: int = 0
     limit: int | None = Field(None, ge=1)
     per_class: int | None = Field(None, ge=1)
+    positive: int | None = Field(None, ge=0)  # of masks: the value that is the class looked for
+    num_classes: int | None = Field(None, ge=2)  # of masks: where not every class id need occur
 
 
 class AugmentSection(Section):
-    """Random changes to training images; the fields are the arguments of `torchcaps.data.augment`."""
+    """Random changes to training images and their masks; the fields are the arguments of `torchcaps.data.augment`."""
 
     shift: int = Field(0, ge=0)  # pixels
     rotate: float = Field(0.0, ge=0)  # degrees
@@ -41,10 +45,13 @@ class AugmentSection(Section):
     elastic: float = Field(0.0, ge=0)  # pixels
     share: float = Field(1.0, ge=0, le=1)  # of the images that are rotated, sheared, scaled and bent
     erase: int = Field(0, ge=0)  # pixels
-    crop: int = Field(0, ge=0)  # side of a random crop; the centre is cut out at test time
+    crop: int = Field(0, ge=0)  # side of a random crop; at test time the centre is cut out, of masks all is seen
     flip: bool = False
+    flip_vertical: bool = False
+    turn: bool = False  # by quarters
     brightness: float = Field(0.0, ge=0)  # of an image in [0, 1]
     contrast: float = Field(0.0, ge=0, le=1)
+    noise: float = Field(0.0, ge=0)
 
 
 class ModelSection(BaseModel):
@@ -87,7 +94,7 @@ class OptimSection(Section):
 class TrainSection(Section):
     epochs: int = Field(10, ge=1)
     repeat: int = Field(1, ge=1)  # passes over the images that make an epoch: more than one where there are few
-    stop_at: float | None = Field(None, gt=0, le=1)  # validation accuracy that ends the run
+    stop_at: float | None = Field(None, gt=0, le=1)  # accuracy, or Dice, on validation images that ends the run
     batch_size: int = Field(128, ge=1)
     seed: int = Field(0, ge=0)
     precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 convolutions on CUDA, fp32 elsewhere
@@ -101,7 +108,7 @@ class ClaimSection(Section):
     """What `torchcaps reproduce` found for this recipe, and what it is measured against, all in percent."""
 
     result: str  # in words, for the table
-    measure: Literal["error", "accuracy"] = "error"
+    measure: Literal["error", "accuracy", "dice"] = "error"
     mean: float | None = None  # over the seeds; None: not measured yet
     paper: float | None = None
     open: float | None = None  # the best open reproduction known

@@ -19,6 +19,7 @@ from torchcaps.explain.html import code, page, paragraph, picture, section, tabl
 EXAMPLES = 8  # images whose reconstructions are shown, before up to two mistakes
 SWEPT = 2  # images whose capsules are swept
 PAIRS = 500  # images of two classes among which examples are looked for
+SHARES = ("accuracy", "precision", "recall", "dice", "iou", "pixel_error")  # given in percent
 CONFUSIONS = 10  # rows of the table that stands in for numbers too small to print
 
 
@@ -70,26 +71,35 @@ def write_report(
     """
     images, targets, lengths = (value.detach().cpu() for value in (test_images, test_targets, test_lengths))
     test = Tested(images, targets, lengths, [str(name) for name in class_names], labels_each)
-    rows = [
-        (_words(key), _value(key, value))
-        for key, value in summary.items()
-        if value is not False and value not in (None, {})
-    ]
-    sections = [section("Summary", table(rows))]
-    sections.append(section("Learning curves", _curves(history)))
+    sections = [section("Test images", paragraph("There were none, so there is nothing to show."))]
     if len(test.images):
         drawn = _pairs if labels_each == 2 else _reconstructions
-        sections += [
+        sections = [
             section("Per class" if test.several else "Confusion matrix", *_scores(test)),
             section("Worst mistakes", *_mistakes(test)),
             section("Reconstructions", *_or_why_not(drawn, model, test)),
             section("Dimension sweeps", *_or_why_not(_sweeps, model, test)),
             section("Couplings", *_or_why_not(_couplings, model, test)),
         ]
-    else:
-        sections.append(section("Test images", paragraph("There were none, so there is nothing to show.")))
-    sections.append(section("Recipe", code(recipe_text)))
-    return _write(Path(path), page(title, sections))
+    return write_page(path, title, summary, history, sections, recipe_text)
+
+
+def write_page(
+    path: str | os.PathLike[str],
+    title: str,
+    summary: Mapping[str, Any],
+    history: Sequence[Mapping[str, Any]],
+    sections: Sequence[str],
+    recipe_text: str,
+) -> Path:
+    """What every report has, around the sections of this one."""
+    rows = [
+        (_words(key), _value(key, value))
+        for key, value in summary.items()
+        if value is not False and value not in (None, {})
+    ]
+    first = [section("Summary", table(rows)), section("Learning curves", _curves(history))]
+    return write_whole(path, page(title, [*first, *sections, section("Recipe", code(recipe_text))]))
 
 
 def _curves(history: Sequence[Mapping[str, Any]]) -> str:
@@ -98,7 +108,7 @@ def _curves(history: Sequence[Mapping[str, Any]]) -> str:
     caption = "Training measures are averages over an epoch, while the weights change."
     if not any(key.startswith("val_") for entry in history for key in entry):
         caption += " No validation images were held out."
-    return picture(explain.figure_curves(history), "Loss and accuracy by epoch", caption)
+    return picture(explain.figure_curves(history), "Loss and what is right by epoch", caption)
 
 
 def _scores(test: Tested) -> list[str]:
@@ -243,14 +253,15 @@ def _value(key: str, value: Any) -> str:
     if value is None:
         return "–"
     if isinstance(value, float):
-        return _percent(value) if key.endswith(("accuracy", "precision", "recall")) else f"{value:,.4g}"
+        return _percent(value) if key.endswith(SHARES) else f"{value:,.4g}"
     if isinstance(value, int) and not isinstance(value, bool) and key != "seed":
         return f"{value:,}"
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
-def _write(path: Path, text: str) -> Path:
-    """All or nothing: a reader never finds half a page, and a failed write leaves an earlier page as it was."""
+def write_whole(path: str | os.PathLike[str], text: str) -> Path:
+    """All or nothing: a reader never finds half a file, and a failed write leaves an earlier one as it was."""
+    path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     half = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:

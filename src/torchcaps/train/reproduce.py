@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -31,7 +31,7 @@ from rich.console import Console
 from torchcaps.errors import UserError
 from torchcaps.models import load
 from torchcaps.train.evaluate import evaluate_model, evaluate_together
-from torchcaps.train.recipe import Recipe, list_recipes, load_recipe
+from torchcaps.train.recipe import ClaimSection, Recipe, list_recipes, load_recipe
 
 SIDE_BY_SIDE = 5  # runs at a time on one GPU; benchmarks/results/h200-log.md has what that gains
 MARKS = re.compile(r"(<!-- results(?: of (\S+))? -->\n).*?(<!-- end of results -->)", re.DOTALL)
@@ -118,17 +118,24 @@ def reproduce(
     _check_place(out)
     cuda = torch.cuda.is_available() and device in ("auto", "cuda", "gpu")
     at_once = side_by_side or (SIDE_BY_SIDE if cuda else 1)
-    failed = _run_all([job for job in jobs if not job.done], at_once, cuda, device, console)
-    whole = [group for group in groups.values() if all(job.done for job in group)]
-    results = [_write(out, group, overrides, side_by_side, "cuda" if cuda else "cpu") for group in whole]
-    if results and not fill_results(write_page(out), out):
-        console.print(f"{out}.md has no <!-- results --> to fill", highlight=False, markup=False)
+    results: dict[str, dict[str, Any]] = {}
+
+    def write_whole() -> None:
+        """What is whole is written at once: a run that fails later, or an interrupt, takes nothing away."""
+        for name, group in groups.items():
+            if name not in results and all(job.done for job in group):
+                results[name] = _write(out, group, overrides, side_by_side, "cuda" if cuda else "cpu")
+                if not fill_results(write_page(out), out):
+                    console.print(f"{out}.md has no <!-- results --> to fill", highlight=False, markup=False)
+
+    write_whole()
+    failed = _run_all([job for job in jobs if not job.done], at_once, cuda, device, console, write_whole)
     if failed:
         raise UserError(
             f"{len(failed)} of {len(jobs)} runs failed; their logs: {', '.join(str(job.log) for job in failed[:3])}. "
             "The same command goes on with them"
         )
-    return results
+    return [results[name] for name in groups]
 
 
 def _settings(recipe: Recipe) -> dict[str, Any]:
@@ -150,7 +157,9 @@ def claimed() -> list[str]:
     return [name for name in list_recipes() if load_recipe(name).claim is not None]
 
 
-def _run_all(jobs: list[Job], at_once: int, cuda: bool, device: str, console: Console) -> list[Job]:
+def _run_all(
+    jobs: list[Job], at_once: int, cuda: bool, device: str, console: Console, after_each: Callable[[], None]
+) -> list[Job]:
     """Run them, `at_once` at a time; returns those that failed."""
     waiting, running, failed = list(jobs), dict[Path, tuple[Job, subprocess.Popen[bytes]]](), list[Job]()
     with _stopped_by_sigterm(), _shared_gpu(cuda and min(at_once, len(jobs)) > 1) as environment:
@@ -174,6 +183,7 @@ def _run_all(jobs: list[Job], at_once: int, cuda: bool, device: str, console: Co
                     if not job.done:
                         failed.append(job)
                     console.print(f"{folder.name}: {_told(job)}", highlight=False, markup=False)
+                    after_each()
                 time.sleep(0.2)
         finally:
             for _, process in running.values():  # each saves its state and stops
@@ -188,7 +198,7 @@ def _told(job: Job) -> str:
         text = job.log.read_text(encoding="utf-8", errors="replace").strip()
         return f"failed: {text.splitlines()[-1] if text else 'no message'}"
     summary = json.loads((job.folder / "summary.json").read_text(encoding="utf-8"))
-    return f"{_measured(job.recipe, summary['test_accuracy']):.2f} % {job.recipe.claim.measure}"  # type: ignore[union-attr]
+    return f"{_measured(job.recipe, summary):.2f} % {_claim(job.recipe).measure}"
 
 
 @contextmanager
@@ -238,17 +248,19 @@ def _write(
     out: Path, jobs: list[Job], overrides: Sequence[str], side_by_side: int | None, place: str
 ) -> dict[str, Any]:
     """One recipe's result over its seeds, written to `out/<recipe>.json`."""
-    recipe, claim = jobs[0].recipe, jobs[0].recipe.claim
-    assert claim is not None
+    recipe, claim = jobs[0].recipe, _claim(jobs[0].recipe)
     summaries = [json.loads((job.folder / "summary.json").read_text(encoding="utf-8")) for job in jobs]
-    values = [_measured(recipe, summary["test_accuracy"]) for summary in summaries]
+    values = [_measured(recipe, summary) for summary in summaries]
     also = {f"{name}, accuracy": [100 * summary["also"][name] for summary in summaries] for name in recipe.also}
+    if claim.measure == "dice":
+        others = {"IoU": "test_iou", "wrong pixels": "test_pixel_error"}
+        also |= {name: [100 * summary[key] for summary in summaries] for name, key in others.items()}
     models = [load(job.folder, place) for job in jobs] if claim.views or claim.ensemble else []
     if claim.views:
         accuracies = [evaluate_model(model, views=True)["accuracy"] for model in models]
-        also["with nine views"] = [_measured(recipe, accuracy) for accuracy in accuracies]
+        also["with nine views"] = [_percent(recipe, accuracy) for accuracy in accuracies]
     if claim.ensemble:
-        also[f"{len(models)} together"] = [_measured(recipe, evaluate_together(models)["accuracy"])]
+        also[f"{len(models)} together"] = [_percent(recipe, evaluate_together(models)["accuracy"])]
     asked = f" --side-by-side {side_by_side}" if side_by_side else ""
     asked += "".join(f" --set {each}" for each in overrides)
     result = {
@@ -275,10 +287,18 @@ def _write(
     return result
 
 
-def _measured(recipe: Recipe, accuracy: float) -> float:
+def _claim(recipe: Recipe) -> ClaimSection:
+    assert recipe.claim is not None  # `reproduce` has seen to it
+    return recipe.claim
+
+
+def _measured(recipe: Recipe, summary: dict[str, Any]) -> float:
     """In percent, as the recipe claims it."""
-    assert recipe.claim is not None
-    return 100 * (1 - accuracy if recipe.claim.measure == "error" else accuracy)
+    return _percent(recipe, summary["test_dice" if _claim(recipe).measure == "dice" else "test_accuracy"])
+
+
+def _percent(recipe: Recipe, right: float) -> float:
+    return 100 * (1 - right if _claim(recipe).measure == "error" else right)
 
 
 def _spread(values: list[float]) -> dict[str, Any]:

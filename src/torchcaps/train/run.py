@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import json
-import os
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
 
 from torchcaps._version import __version__
-from torchcaps.data import Dataset, Splits, load_data, num_batches
+from torchcaps.data import Dataset, Segments, Splits, epoch_size, load_data, num_batches
 from torchcaps.errors import UserError
 from torchcaps.models import ImageModel, load, save
 from torchcaps.train import engine
 from torchcaps.train.checkpoint import State, load_checkpoint, save_checkpoint
 from torchcaps.train.evaluate import evaluate_model
 from torchcaps.train.machine import machine
+from torchcaps.train.mask_report import write_mask_report
 from torchcaps.train.recipe import Recipe, load_recipe
-from torchcaps.train.report import write_report
+from torchcaps.train.report import write_report, write_whole
+from torchcaps.train.scores import Scores, as_csv, score
+from torchcaps.train.segment import Masks, Segment
 from torchcaps.train.setup import make_state, seeded
-from torchcaps.train.tasks import Classify
+from torchcaps.train.tasks import Task
 from torchcaps.train.watch import RunWatcher
 
 
@@ -40,7 +44,7 @@ def resume_run(
     if not (folder / "recipe.yaml").is_file():
         raise UserError(f"{folder} is not a run: it has no recipe.yaml; give the folder that `torchcaps train` named")
     for override in overrides:
-        if override.startswith(("data.", "train.batch_size=", "train.seed=", "train.repeat=")):
+        if override.startswith(("data.", "augment.crop=", "train.batch_size=", "train.seed=", "train.repeat=")):
             raise UserError(f"--resume: {override.partition('=')[0]} is fixed by the run; start a new run to change it")
     recipe = load_recipe(str(folder / "recipe.yaml"), overrides)
     return _run(recipe, folder, device, console or Console(quiet=True), resume=True)
@@ -51,7 +55,9 @@ def _run(recipe: Recipe, folder: Path, device: str, console: Console, resume: bo
     fabric = engine.make_fabric(device, recipe.train.precision)
     splits = load_data(**recipe.data.model_dump())
     if recipe.train.stop_at is not None and splits.validation is None:
-        raise UserError("train.stop_at is an accuracy on validation images: hold some out with data.validation")
+        raise UserError("train.stop_at is for validation images: hold some out with data.validation")
+    if recipe.also and isinstance(splits.train, Segments):
+        raise UserError(f"also: {', '.join(recipe.also)} have classes, and this recipe learns masks; leave it out")
     with seeded(recipe.train.seed, fabric.device):
         state, task = make_state(recipe, splits.train, fabric.device)
         if fabric.device.type == "cuda":
@@ -70,7 +76,8 @@ def _run(recipe: Recipe, folder: Path, device: str, console: Console, resume: bo
         _prepare_folder(folder, recipe)
         (folder / "summary.json").unlink(missing_ok=True)  # of the run before it was extended
         _announce(recipe, splits, state.model, fabric.device, console)
-        steps = num_batches(len(splits.train) * recipe.train.repeat, recipe.train.batch_size)
+        examples = epoch_size(splits.train, recipe.augment.crop) * recipe.train.repeat
+        steps = num_batches(examples, recipe.train.batch_size)
         watcher = RunWatcher(folder, recipe.train.epochs, steps, console, task.measure)
         try:
             with watcher.watching(state):
@@ -102,7 +109,7 @@ def _prepare_folder(folder: Path, recipe: Recipe) -> None:
         ) from error
 
 
-def _announce(recipe: Recipe, splits: Splits, model: ImageModel, device: torch.device, console: Console) -> None:
+def _announce(recipe: Recipe, splits: Splits[Any], model: ImageModel, device: torch.device, console: Console) -> None:
     sizes = [f"{len(splits.train):,} to train on"]
     sizes += [
         f"{len(part):,} {name}" for name, part in (("validation", splits.validation), ("test", splits.test)) if part
@@ -121,9 +128,9 @@ def _announce(recipe: Recipe, splits: Splits, model: ImageModel, device: torch.d
 def _finish(
     folder: Path,
     recipe: Recipe,
-    splits: Splits,
+    splits: Splits[Any],
     state: State,
-    task: Classify,
+    task: Task,
     started: datetime,
     resumed: bool,
     peak: int | None,
@@ -135,18 +142,17 @@ def _finish(
     if recipe.train.select == "best" and best.is_dir():
         model = load(best, model.device)
     model.eval()
-    model.trained_by = {
-        "recipe": recipe.name,
-        "seed": recipe.train.seed,
-        "data": recipe.data.model_dump(mode="json"),
-        "multi_label": splits.train.multi_label,
-        "labels_each": splits.train.labels_each,
-        "fingerprint": state.data,
-    }
+    model.trained_by = _origin(recipe, splits.train, state)
     save(model, folder / "model")
     parts = {"validation": splits.validation, "test": splits.test if recipe.train.read_test else None}
     measured = {name: part for name, part in parts.items() if part is not None}
-    results = {name: engine.evaluate(model, part, task) for name, part in measured.items()}
+    results: dict[str, Any] = {name: engine.evaluate(model, part, task) for name, part in measured.items()}
+    scores = {
+        name: score(result.found, measured[name], model.class_names)
+        for name, result in results.items()
+        if isinstance(result, Masks)
+    }
+    examples = state.epoch * recipe.train.repeat * epoch_size(splits.train, recipe.augment.crop)
     summary = {
         "recipe": recipe.name,
         "seed": recipe.train.seed,
@@ -159,41 +165,77 @@ def _finish(
         "steps": state.step,
         "train_n": len(splits.train),
         "train_seconds": round(state.seconds, 3),
-        "images_per_second": round(state.epoch * recipe.train.repeat * len(splits.train) / state.seconds, 1),
-        "val_accuracy": results["validation"].right if "validation" in results else None,
+        "images_per_second": round(examples / state.seconds, 1),
+        f"val_{task.measure}": results["validation"].right if "validation" in results else None,
         "val_n": len(measured["validation"]) if "validation" in measured else 0,
-        "test_accuracy": results["test"].right if "test" in results else None,
+        f"test_{task.measure}": results["test"].right if "test" in results else None,
         "test_n": len(measured["test"]) if "test" in measured else 0,
+        **_overlaps(scores),
         "also": {name: evaluate_model(model, name)["accuracy"] for name in recipe.also} if "test" in measured else {},
         "peak_memory_mib": peak,
         "resumed": resumed,
         "started": started.isoformat(timespec="seconds"),
         "finished": datetime.now().astimezone().isoformat(timespec="seconds"),
     }
-    shown = "test" if "test" in results else "validation" if "validation" in results else None
-    dataset: Dataset = measured[shown] if shown else splits.train.subset(torch.arange(0))
-    lengths = results[shown].lengths if shown else torch.zeros(0, model.num_classes)
-    report = write_report(
-        folder / "report.html",
-        title=f"{recipe.name} (seed {recipe.train.seed})",
-        summary=summary,
-        recipe_text=recipe.to_yaml(),
-        history=state.history,
-        model=model,
-        test_images=model.prepare(dataset.images).cpu() if shown else dataset.images,
-        test_targets=dataset.targets,
-        test_lengths=lengths,
-        class_names=model.class_names,
-        labels_each=splits.train.labels_each,
-    )
+    page: dict[str, Any] = {
+        "title": f"{recipe.name} (seed {recipe.train.seed})",
+        "summary": summary,
+        "recipe_text": recipe.to_yaml(),
+        "history": state.history,
+        "model": model,
+    }
+    shown = next((name for name in ("test", "validation") if name in results), "")
+    part = measured[shown] if shown else splits.train.subset(torch.arange(0))
+    if isinstance(task, Segment):
+        report = _report_masks(folder, page, part, results.get(shown), scores.get(shown))
+    else:
+        report = _report_classes(folder, page, part, results.get(shown))
     # The summary comes last: its presence says that the run is whole.
-    aside = folder / ".summary.json"
-    aside.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
-    os.replace(aside, folder / "summary.json")
+    write_whole(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
     if shown:
         console.print(
-            f"\n{shown} accuracy {results[shown].right:.2%} on {len(dataset):,} images",
+            f"\n{shown} {task.measure} {results[shown].right:.2%} on {len(part):,} images",
             style="bold green",
             highlight=False,
         )
     console.print(f"report  {report}\nmodel   {folder / 'model'}", highlight=False, soft_wrap=True, markup=False)
+
+
+def _origin(recipe: Recipe, data: Dataset | Segments, state: State) -> dict[str, Any]:
+    """What a model says about where it comes from."""
+    labels = {"multi_label": data.multi_label, "labels_each": data.labels_each} if isinstance(data, Dataset) else {}
+    about = {"recipe": recipe.name, "seed": recipe.train.seed, "data": recipe.data.model_dump(mode="json")}
+    return {**about, **labels, "fingerprint": state.data}
+
+
+def _overlaps(scores: Mapping[str, Scores]) -> dict[str, Any]:
+    """What a summary has of masks beyond their Dice."""
+    figures: dict[str, Any] = {}
+    for short, name in (("val", "validation"), ("test", "test")):
+        if name in scores:
+            means = scores[name].means()
+            figures |= {f"{short}_{measure}": value for measure, value in means.items() if measure != "dice"}
+            figures[f"{short}_per_class"] = scores[name].per_class()
+    return figures
+
+
+def _report_classes(folder: Path, page: dict[str, Any], part: Dataset, result: engine.Result | None) -> Path:
+    model = page["model"]
+    return write_report(
+        folder / "report.html",
+        **page,
+        test_images=part.images if result is None else model.prepare(part.images).cpu(),
+        test_targets=part.targets,
+        test_lengths=torch.zeros(0, model.num_classes) if result is None else result.lengths,
+        class_names=model.class_names,
+        labels_each=part.labels_each,
+    )
+
+
+def _report_masks(
+    folder: Path, page: dict[str, Any], part: Segments, result: Masks | None, scores: Scores | None
+) -> Path:
+    if scores is not None:
+        write_whole(folder / "images.csv", as_csv(scores))
+    found = [] if result is None else result.found
+    return write_mask_report(folder / "report.html", **page, segments=part, found=found, scores=scores)

@@ -9,16 +9,13 @@ import torch
 from torch import Tensor
 
 from torchcaps import losses
-from torchcaps.data.batches import as_float
-from torchcaps.data.pairs import Segments
+from torchcaps.data import Segments
 from torchcaps.errors import UserError
 from torchcaps.losses import IGNORED, combine
 from torchcaps.models import Output, PixelModel
 from torchcaps.models.pixels import found_in
-from torchcaps.models.tiles import by_tiles
+from torchcaps.models.tiles import presence_of
 from torchcaps.train.recipe import LossSection
-
-TILE = 512  # side of what a model is given of a larger image
 
 
 @dataclass(frozen=True)
@@ -45,6 +42,7 @@ class Segment:
         weights = {name: usual[name] if weight is None else weight for name, weight in given.items()}
         if not any(weights[name] for name in ("cross_entropy", "dice", "margin")):
             raise UserError("loss: of cross_entropy, dice and margin at least one must count")
+        weights["dice_loss"] = weights.pop("dice")  # the measure is called dice
         return Segment({k: v for k, v in weights.items() if v}, model.num_classes, section.positive_weight)
 
     def terms(self, output: Output, images: Tensor, masks: Tensor) -> dict[str, Tensor]:
@@ -52,8 +50,8 @@ class Segment:
         terms = {}
         if "cross_entropy" in self.weights:
             terms["cross_entropy"] = losses.mask_cross_entropy(output.lengths, masks, self.positive_weight)
-        if "dice" in self.weights:
-            terms["dice"] = losses.dice_loss(output.lengths, masks)
+        if "dice_loss" in self.weights:
+            terms["dice_loss"] = losses.dice_loss(output.lengths, masks)
         if "margin" in self.weights:
             terms["margin"] = losses.mask_margin_loss(output.lengths, masks)
         if "reconstruction" in self.weights and output.reconstruction is not None:
@@ -107,10 +105,3 @@ def evaluate_masks(model: PixelModel, segments: Segments, task: Segment) -> Mask
         model.train(was_training)
     count = max(1, len(segments))
     return Masks(found, loss / count, right / count)
-
-
-def presence_of(model: PixelModel, image_CHW: Tensor) -> Tensor:
-    """(K, H, W), on the model's device, of a uint8 or float image of any size; by tiles if it is larger than TILE."""
-    image = as_float(image_CHW.to(model.device))
-    tile = max(TILE, 3 * model.margin + 2 * model.multiple)
-    return by_tiles(lambda tiles: model(tiles).lengths, image, tile=tile, margin=model.margin, align=model.multiple)

@@ -6,18 +6,21 @@ import copy
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
-from torchcaps.data import Dataset
+from torchcaps.data import Dataset, Segments
 from torchcaps.data.multimnist import Digits
 from torchcaps.errors import UserError
 from torchcaps.layers import DenseCaps
 from torchcaps.models import ImageModel, PixelModel, create_model
 from torchcaps.train.checkpoint import State
 from torchcaps.train.recipe import AugmentSection, Recipe
-from torchcaps.train.tasks import Classify
+from torchcaps.train.segment import Segment
+from torchcaps.train.tasks import Classify, Task
 
+FAINTEST = 1 / 255  # contrast: of images that show none, rounding is not to be blown up
 LARGE = 20_000_000  # parameters of one capsule layer: a hundred times what 32×32 images give
 
 
@@ -30,7 +33,7 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
         yield
 
 
-def make_state(recipe: Recipe, data: Dataset, device: torch.device) -> tuple[State, Classify]:
+def make_state(recipe: Recipe, data: Dataset | Segments, device: torch.device) -> tuple[State, Task]:
     """A new model for this data, with optimiser and random state, on the device; and what it is to learn."""
     if isinstance(data, Digits) and recipe.augment != AugmentSection():
         raise UserError("augment: pairs of digits move by their own data set's shift; leave augment away")
@@ -46,33 +49,55 @@ def make_state(recipe: Recipe, data: Dataset, device: torch.device) -> tuple[Sta
     )
     average = copy.deepcopy(model).requires_grad_(False) if recipe.train.ema else None
     generator = torch.Generator(device).manual_seed(recipe.train.seed)
-    return State(model, optimizer, generator, average), Classify.for_model(model, data, recipe.loss)
+    return State(model, optimizer, generator, average), _task(model, data, recipe)
 
 
-def make_model(recipe: Recipe, data: Dataset) -> ImageModel:
+def _task(model: ImageModel, data: Dataset | Segments, recipe: Recipe) -> Task:
+    if isinstance(model, PixelModel):
+        return Segment.for_model(model, recipe.loss)
+    assert isinstance(data, Dataset)  # make_model has seen to it
+    return Classify.for_model(model, data, recipe.loss)
+
+
+def make_model(recipe: Recipe, data: Dataset | Segments) -> ImageModel:
     """The recipe's model, its shapes and class names taken from the data unless the recipe gives them."""
+    options = {"num_classes": data.num_classes, "class_names": data.class_names}
+    options |= _shape_of_windows(recipe, data) if isinstance(data, Segments) else _shape_of_images(recipe, data)
+    model = create_model(recipe.model.name, **options | recipe.model.options)
+    if isinstance(model, PixelModel) != isinstance(data, Segments):
+        has, want = ("masks", "a class for each of them") if isinstance(data, Segments) else ("a class each", "masks")
+        raise UserError(
+            f"model.name={recipe.model.name}: it learns from images with {want}, and these have {has}; "
+            "choose another model (segcaps and unet find masks), or other data"
+        )
+    _warn_if_large(model)
+    return model
+
+
+def _shape_of_images(recipe: Recipe, data: Dataset) -> dict[str, Any]:
     channels, height, width = data.image_shape
     crop = recipe.augment.crop
     if crop > min(height, width):
         raise UserError(f"augment.crop is {crop}, but the images are only {height}×{width}")
-    options = {
-        "image_shape": (channels, crop or height, crop or width),
-        "num_classes": data.num_classes,
-        "class_names": data.class_names,
-        **recipe.model.options,
-    }
+    if recipe.augment.turn and not crop and height != width:
+        raise UserError(f"augment.turn: images of {height}×{width} are not square; set augment.crop")
+    options: dict[str, Any] = {"image_shape": (channels, crop or height, crop or width)}
     if crop:
         options["resize_to"] = (height, width)
     if data.multi_label and "cnn" in recipe.model.name:
         options["multi_label"] = True
-    model = create_model(recipe.model.name, **options)
-    if isinstance(model, PixelModel):
-        raise UserError(
-            f"model.name={recipe.model.name}: it finds a class for every pixel, and these images have one for all of "
-            "theirs; recipes do not train on masks yet. Choose another model: `torchcaps list` names them"
-        )
-    _warn_if_large(model)
-    return model
+    return options
+
+
+def _shape_of_windows(recipe: Recipe, data: Segments) -> dict[str, Any]:
+    """Also the usual brightness: a squash hides what is faint, so dark images would teach the first layers little."""
+    side = data.window(recipe.augment.crop)
+    mean, deviation = data.brightness()
+    return {
+        "image_shape": (data.channels, side, side),
+        "mean": [round(value, 4) for value in mean],
+        "std": [max(round(value, 4), FAINTEST) for value in deviation],
+    }
 
 
 def _warn_if_large(model: ImageModel) -> None:

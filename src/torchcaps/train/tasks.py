@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -17,6 +18,19 @@ from torchcaps.train.recipe import LossSection
 PAPER_RECONSTRUCTION = 0.0005 * 28 * 28  # the paper's weight, for images of any size: divided by the number of values
 
 SPREAD = (0.2, 0.9)  # the margin of the spread loss at the start and at the end of training
+
+
+class Task(Protocol):
+    """What the loop asks of whatever is learned."""
+
+    @property
+    def weights(self) -> dict[str, float]: ...
+    @property
+    def measure(self) -> str: ...
+    def terms(self, output: Output, images: Tensor, targets: Tensor, /) -> dict[str, Tensor]: ...
+    def anneal(self, progress: float) -> None: ...
+    def example_weights(self, targets: Tensor, /) -> Tensor | None: ...
+    def correct(self, lengths: Tensor, targets: Tensor, /) -> Tensor: ...
 
 
 @dataclass(frozen=True)

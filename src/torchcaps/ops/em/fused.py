@@ -6,8 +6,6 @@ several programs is written to slots and added in a fixed order: two runs agree 
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 from torch import Tensor
@@ -16,10 +14,9 @@ from torchcaps.ops.em import kernels, routine
 from torchcaps.ops.em.reference import FLOOR, LEAST, Reach
 from torchcaps.ops.em.routine import Fitted, Gradients, Step
 
-COLUMNS = 128  # numbers of parents, TJ·D, that a program has side by side
-ROWS = 8  # examples of a program
-WARPS = 4
-PROGRAMS = 1056  # of `spread_to_weights`: enough to fill the card, few enough that their slots stay small
+TJ, TN = 2, 32  # parents and spots of a tile, where it has several parents
+WARPS = 1  # one thread for each spot
+PROGRAMS = 8448  # of `spread_to_weights`: enough to fill the card, few enough that their slots stay small
 
 
 class Unwritten:
@@ -28,80 +25,91 @@ class Unwritten:
     def __init__(
         self, pose_BID: Tensor, activation_BI: Tensor, weight_NJPP: Tensor, reach: Reach, offset_ND: Tensor | None
     ):
-        self.pose, self.activation, self.weight = (x.contiguous() for x in (pose_BID, activation_BI, weight_NJPP))
-        self.reach, self.child = reach, reach.child.int().contiguous()
-        self.offset = offset_ND if offset_ND is None else offset_ND.contiguous()
         self.B, self.I, self.D = pose_BID.shape
         (self.L, self.N), self.J, self.P = reach.child.shape, weight_NJPP.shape[1], weight_NJPP.shape[2]
+        self.activation = activation_BI.contiguous()
+        self.reach, self.child = reach, reach.child.int().contiguous()
+        # Children and spots last, as kernels.py wants it.
+        self.pose_BDI = pose_BID.transpose(1, 2).contiguous()
+        self.weight_JDN = weight_NJPP.flatten(2).permute(1, 2, 0).contiguous()
+        self.offset_DN = offset_ND if offset_ND is None else offset_ND.T.contiguous()
+        self.made_of = self.weight_JDN, self.offset_DN, self.child
+        self.tile = {"I": self.I, "N": self.N, "P": self.P, "TN": TN, "OFFSET": offset_ND is not None}
+        self.tile |= {"num_warps": WARPS}
 
     def fit(self, shares_BLNJ: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        total, mean = self._new(self.L, self.J), self._new(self.L, self.J, self.D)
-        variance = torch.empty_like(mean)
-        grid, sizes = self._tiles()
-        kernels.fit[grid](
-            self.pose, self.activation, self.weight, self.offset, self.child, shares_BLNJ, total, mean, variance,
-            *self._shape, *shares_BLNJ.stride(), LEAST, FLOOR, **sizes,
+        total, mean, variance = self._new(self.L, self.J), self._of_parents(), self._of_parents()
+        kernels.fit[self._grid](
+            self.pose_BDI, self.activation, *self.made_of, shares_BLNJ, total, mean, variance,
+            self.L, self.J, 0, *shares_BLNJ.stride(), LEAST, FLOOR, TJ=TJ, **self.tile,
         )  # fmt: skip
         return mean, variance, total
 
     def score(self, mean_BLJD: Tensor, linear_BLJD: Tensor | None, square_BLJD: Tensor, plus_BLJ: Tensor) -> Tensor:
-        out = self._new(self.L, self.N, self.J)
-        grid, sizes = self._tiles()
+        out_BLJN = self._new(self.L, self.J, self.N)
         linear = mean_BLJD if linear_BLJD is None else linear_BLJD
-        kernels.score[grid](
-            self.pose, self.weight, self.offset, self.child,
-            mean_BLJD, linear.contiguous(), square_BLJD.contiguous(), plus_BLJ.contiguous(), out,
-            *self._shape, LINEAR=linear_BLJD is not None, **sizes,
+        kernels.score[self.L, self.B, triton.cdiv(self.N, TN)](
+            self.pose_BDI, *self.made_of,
+            mean_BLJD, linear.contiguous(), square_BLJD.contiguous(), plus_BLJ.contiguous(), out_BLJN,
+            self.L, self.J, 0, LINEAR=linear_BLJD is not None, **self.tile,
         )  # fmt: skip
-        return out
+        return out_BLJN.transpose(2, 3)
 
     def sums(self, pairs_BLNJ: Tensor, mean_BLJD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        of_one, of_distance = self._new(self.L, self.J), self._new(self.L, self.J, self.D)
-        of_square = torch.empty_like(of_distance)
-        grid, sizes = self._tiles()
-        kernels.sums[grid](
-            self.pose, self.weight, self.offset, self.child, pairs_BLNJ, mean_BLJD, of_one, of_distance, of_square,
-            *self._shape, **sizes,
+        of_one, of_distance, of_square = self._new(self.L, self.J), self._of_parents(), self._of_parents()
+        kernels.sums[self._grid](
+            self.pose_BDI, *self.made_of, spots_last(pairs_BLNJ), mean_BLJD, of_one, of_distance, of_square,
+            self.L, self.J, 0, TJ=TJ, **self.tile,
         )  # fmt: skip
         return of_one, of_distance, of_square
 
     def spread(self, steps: list[Step]) -> tuple[Tensor, Tensor, Tensor]:
         first, *later = steps
-        equal = first.shares[0, :, :, 0].contiguous()
-        parents = [stack([getattr(step, name) for step in steps]) for name in ("mean", "linear", "square")]
+        equal_LN = first.shares[0, :, :, 0].contiguous()
+        centre = first.mean
+        # Each iteration's part of the gradient as a line in v - centre.
+        curves = stack([2 * step.square for step in steps])
+        slopes = stack([step.linear + 2 * step.square * (centre - step.mean) for step in steps])
         # Of a single iteration there are none of these, and none will be read; a kernel wants an address nevertheless.
-        shares = stack([step.shares for step in later]) if later else equal
-        inverses, pairs = (
-            stack([getattr(step, name) for step in steps[:-1]]) if later else equal for name in ("inverse", "pairs")
-        )
-        known = *parents, inverses, equal, shares, pairs
-        sizes_of = *self._shape, first.mean.numel(), self.B * self.L * self.N * self.J
-        made_of = (self.pose, self.activation, self.weight, self.offset, self.child)
+        bends, shifts, shares, pairs = centre, centre, equal_LN, equal_LN
+        if later:
+            bends = stack([step.inverse for step in steps[:-1]])  # type: ignore[misc]
+            shifts = stack([step.inverse * (centre - step.mean) for step in steps[:-1]])  # type: ignore[operator]
+            shares = stack([spots_last(step.shares) for step in later])
+            pairs = stack([spots_last(step.pairs) for step in steps[:-1]])  # type: ignore[arg-type]
+        known = self.pose_BDI, self.activation, *self.made_of, centre, slopes, curves, bends, shifts, equal_LN, shares
+        sizes = self.L, self.J, 0, centre.numel(), self.B * self.L * self.N * self.J
+        blocks = triton.cdiv(self.N, TN)
 
         d_pose, d_first = self._new(self.L, self.N, self.D), self._new(self.L, self.N)
-        (_, blocks, groups), sizes = self._tiles()
-        kernels.spread_to_poses[self.L, blocks](*made_of, *known, d_pose, d_first, *sizes_of, T=len(steps), **sizes)
-        d_first = (d_first + first.plus.sum(2, keepdim=True)) * equal
-
-        work = self.L * blocks
-        length = triton.cdiv(work, max(1, min(work, PROGRAMS // (self.N * groups))))
-        slots = self.pose.new_empty(triton.cdiv(work, length), *self.weight.shape)
-        kernels.spread_to_weights[self.N, groups, len(slots)](
-            *made_of, *known, slots, *sizes_of, length, T=len(steps), **sizes
+        kernels.spread_to_poses[self.L, self.B, blocks](
+            *known, pairs, d_pose, d_first, *sizes, T=len(steps), **self.tile
         )
-        return self.reach.over_spots(d_pose), self.reach.over_spots(d_first), slots.sum(0)
+        d_first = (d_first + first.plus.sum(2, keepdim=True)) * equal_LN
+
+        work = self.B * self.L
+        length = triton.cdiv(work, max(1, min(work, PROGRAMS // (blocks * self.J))))
+        slots = self.pose_BDI.new_empty(triton.cdiv(work, length), self.J, self.D, self.N)
+        kernels.spread_to_weights[blocks, self.J, len(slots)](
+            *known, pairs, slots, *sizes, work, length, T=len(steps), **self.tile
+        )
+        d_weight = slots.sum(0).permute(2, 0, 1).contiguous().view(self.N, self.J, self.P, self.P)
+        return self.reach.over_spots(d_pose), self.reach.over_spots(d_first), d_weight
 
     @property
-    def _shape(self) -> tuple[int, ...]:
-        return self.B, self.I, self.L, self.N, self.J
+    def _grid(self) -> tuple[int, int, int]:
+        return self.L, self.B, triton.cdiv(self.J, TJ)
 
     def _new(self, *shape: int) -> Tensor:
-        return self.pose.new_empty(self.B, *shape)
+        return self.pose_BDI.new_empty(self.B, *shape)
 
-    def _tiles(self) -> tuple[tuple[int, int, int], dict[str, Any]]:
-        TJ = min(max(1, COLUMNS // self.D), triton.next_power_of_2(self.J))
-        sizes = {"P": self.P, "TB": ROWS, "TJ": TJ, "OFFSET": self.offset is not None, "num_warps": WARPS}
-        return (self.L, triton.cdiv(self.B, ROWS), triton.cdiv(self.J, TJ)), sizes
+    def _of_parents(self) -> Tensor:
+        return self._new(self.L, self.J, self.D)
+
+
+def spots_last(pairs_BLNJ: Tensor) -> Tensor:
+    """(B, L, J, N); a copy only if that is not how they lie already."""
+    return pairs_BLNJ.transpose(2, 3).contiguous()
 
 
 def stack(tensors: list[Tensor]) -> Tensor:
@@ -125,7 +133,7 @@ def forward(
     votes = Unwritten(pose, activation, weight, reach, offset)
     found, shares = routine.forward(votes, reach, beta_u, beta_a, iterations, temperature, len(pose))
     total, mean, variance, logit = (torch.stack(list(each)) for each in zip(*found))
-    rest = stack(shares[1:]) if iterations > 1 else pose.new_empty(0)
+    rest = stack([spots_last(each) for each in shares[1:]]) if iterations > 1 else pose.new_empty(0)
     last = shares[-1].clone(memory_format=torch.contiguous_format) if couplings else pose.new_empty(0)
     return found[-1].mean, found[-1].logit.sigmoid(), last, total, mean, variance, logit, rest
 
@@ -148,6 +156,7 @@ def backward(
     *each, rest = kept
     found = [Fitted(*one) for one in zip(*each)]
     equal_LN = reach.equal_shares(len(beta_u), beta_u.dtype)
-    shares = [equal_LN[None, :, :, None].expand(len(pose), -1, -1, len(beta_u)), *rest]
+    later = [each.transpose(2, 3) for each in rest]
+    shares = [equal_LN[None, :, :, None].expand(len(pose), -1, -1, len(beta_u)), *later]
     grads = grad_mean, grad_active, grad_shares
     return routine.backward(votes, activation, reach, beta_u, temperature, found, shares, *grads)

@@ -206,7 +206,7 @@ def _(
     mean, active, shares = _outputs(pose, weight, child, couplings)
     of_all, of_each = pose.new_empty(iterations, *mean.shape), pose.new_empty(iterations, *active.shape)
     (L, N), J = child.shape, weight.shape[1]
-    kept = pose.new_empty((iterations - 1, len(pose), L, N, J) if iterations > 1 else (0,))
+    kept = pose.new_empty((iterations - 1, len(pose), L, J, N) if iterations > 1 else (0,))
     return mean, active, shares, of_each, of_all, of_all.clone(), of_each.clone(), kept
 
 

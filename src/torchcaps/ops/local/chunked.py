@@ -37,7 +37,7 @@ class Plain:
 
     def forward(self, votes_BTJEX: Tensor, bias_JE: Tensor, iterations: int, couplings: bool) -> tuple[Tensor, Tensor]:
         *_, (sums, _, coupled) = self._iterations(at_least_float32(votes_BTJEX), bias_JE, iterations)
-        return squash(sums, dim=2), coupled if couplings else sums.new_empty(0)
+        return squash(sums, dim=2), coupled.contiguous() if couplings else sums.new_empty(0)
 
     def backward(
         self, grad_BJEX: Tensor, votes_BTJEX: Tensor, bias_JE: Tensor, iterations: int
@@ -50,27 +50,36 @@ class Plain:
             sums, agreed, coupled = found[iteration]
             d_sums = squash_backward(sums, grad_BJEX if iteration == iterations - 1 else d_agreed, dim=2)
             d_bias += d_sums.sum((0, 3))
-            d_votes += coupled[:, :, :, None] * d_sums[:, None]
+            d_votes.addcmul_(coupled[:, :, :, None], d_sums[:, None])
             if iteration == 0:
                 break  # the first couplings are constants
             d_coupled = (votes_BTJEX * d_sums[:, None]).sum(3)
             d_logits = coupled * (d_coupled - (coupled * d_coupled).sum(2, keepdim=True))
-            d_votes += d_logits[:, :, :, None] * agreed[:, None]
-            d_agreed += (d_logits[:, :, :, None] * votes_BTJEX).sum(1)
+            d_votes.addcmul_(d_logits[:, :, :, None], agreed[:, None])
+            d_agreed += _over_children(d_logits, votes_BTJEX)
         return d_votes, d_bias
 
     def _iterations(
         self, votes_BTJEX: Tensor, bias_JE: Tensor, iterations: int
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Of each iteration: the sums s and A before it (B, J, E, X), and its couplings (B, T, J, X)."""
-        agreed = torch.zeros_like(votes_BTJEX[:, 0])
-        coupled = torch.full_like(votes_BTJEX[:, :, :, 0], 1 / votes_BTJEX.shape[2])
-        for iteration in range(iterations):
-            if iteration:
-                coupled = (votes_BTJEX * agreed[:, None]).sum(3).softmax(2)
-            sums = (coupled[:, :, :, None] * votes_BTJEX).sum(1) + bias_JE[..., None]
-            yield sums, agreed, coupled
+        alike = votes_BTJEX.new_full((1, 1, 1, 1), 1 / votes_BTJEX.shape[2])
+        agreed, coupled = torch.zeros_like(votes_BTJEX[:, 0]), alike.expand_as(votes_BTJEX[:, :, :, 0])
+        sums = votes_BTJEX.sum(1) * alike + bias_JE[..., None]
+        yield sums, agreed, coupled
+        for _ in range(1, iterations):
             agreed = agreed + squash(sums, dim=2)
+            coupled = (votes_BTJEX * agreed[:, None]).sum(3).softmax(2)
+            sums = _over_children(coupled, votes_BTJEX) + bias_JE[..., None]
+            yield sums, agreed, coupled
+
+
+def _over_children(weights_BTJX: Tensor, votes_BTJEX: Tensor) -> Tensor:
+    """(B, J, E, X): the weighted votes of all children, added one by one, so that no second copy of them is written."""
+    total = weights_BTJX[:, 0, :, None] * votes_BTJEX[:, 0]
+    for child in range(1, votes_BTJEX.shape[1]):
+        total.addcmul_(weights_BTJX[:, child, :, None], votes_BTJEX[:, child])
+    return total
 
 
 def forward(
@@ -88,7 +97,7 @@ def forward(
     for part in _parts(pose_BTDHW, bias_JE, size, scratch):
         votes = votes_of(pose_BTDHW[part], weight, bias_JE.shape, window)
         parts.append(router.forward(votes.flatten(4), bias_JE, iterations, couplings))
-    poses, coupled = (torch.cat(each) for each in zip(*parts))
+    poses, coupled = (torch.cat(each) if len(parts) > 1 else each[0].contiguous() for each in zip(*parts))
     return poses.unflatten(3, size), coupled.unflatten(3, size) if couplings else coupled
 
 
@@ -109,6 +118,8 @@ def backward(
         d_votes, d_bias = router.backward(grad_BJEYX[part].flatten(3), votes.flatten(4), bias_JE, iterations)
         d_pose, d_weight = window.gradients(d_votes.view_as(votes).to(votes.dtype), pose_BTDHW[part], weight)
         parts.append((d_pose, d_weight, d_bias))
+    if len(parts) == 1:
+        return parts[0]
     poses, weights, biases = zip(*parts)
     return torch.cat(poses), torch.stack(weights).sum(0), torch.stack(biases).sum(0)
 

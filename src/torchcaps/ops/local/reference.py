@@ -63,7 +63,8 @@ class Window(NamedTuple):
             groups,
             [True, True, False],
         )
-        return d_maps.reshape(pose_BTDHW.shape), d_kernel.reshape(weight.shape)
+        # Of a weight in another layout PyTorch gives gradients in that layout, too.
+        return d_maps.reshape(pose_BTDHW.shape).contiguous(), d_kernel.reshape(weight.shape).contiguous()
 
     @staticmethod
     def _fold(pose_BTDHW: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, int]:

@@ -57,6 +57,8 @@ def local_routing(
     Products are taken in the type that autocast asks for, routing in at least float32.
     """
     _check(pose, weight, bias, iterations, window)
+    if len(bias) == 1:
+        iterations = 1  # a single parent gets all of every child, however they agree
     dtype = torch.promote_types(pose.dtype, weight.dtype)
     if torch.is_autocast_enabled(pose.device.type) and dtype != torch.float64:  # which autocast leaves alone
         dtype = torch.get_autocast_dtype(pose.device.type)

@@ -1,0 +1,83 @@
+"""Images with masks by name: drawn, or read from a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from torchcaps.data.axons import draw_axons
+from torchcaps.data.dataset import Splits
+from torchcaps.data.download import dataset_folder
+from torchcaps.data.images import set_channels
+from torchcaps.data.pairs import LAYOUT, load_pairs
+from torchcaps.data.segments import Segments, split_pairs
+from torchcaps.errors import UserError
+
+AXONS, AXON_SIZE = 400, 64  # images to train on and choose by, and the side of each
+TEST_AXONS, TEST_SEED = 100, 20171026
+
+
+@dataclass(frozen=True)
+class MaskPlan:
+    """What is asked of a source of images with masks; see `load_data`."""
+
+    path: Path | None = None
+    size: tuple[int, int] | None = None
+    channels: int | None = None
+    positive: int | None = None
+    num_classes: int | None = None
+    validation: float = 0.1
+    test: float | str = 0.2
+    seed: int = 0
+    limit: int | None = None
+
+
+def _axons(plan: MaskPlan) -> Splits[Segments]:
+    """Drawn fibres with boutons, 64×64; the test images are others than those to train on."""
+    if plan.path is not None or plan.positive is not None or plan.num_classes is not None or isinstance(plan.test, str):
+        raise UserError("axons are drawn: leave path, positive, num_classes and names of test images out")
+    side, width = plan.size or (AXON_SIZE, AXON_SIZE)
+    if side != width:
+        raise UserError(f"image_size={side}×{width}: axons are drawn as squares, give one number")
+    drawn = (draw_axons(AXONS, side), draw_axons(TEST_AXONS, side, TEST_SEED))
+    first, test = (
+        replace(each, images=[set_channels(image[None], plan.channels)[0] for image in each.images]) for each in drawn
+    )
+    train, validation, _ = split_pairs(first, plan.validation, 0, plan.seed, plan.limit)
+    return Splits(train, validation, test, "axons")
+
+
+def _pairs(plan: MaskPlan) -> Splits[Segments]:
+    if plan.path is None:
+        raise UserError(f"source='pairs' needs path= (or --data FOLDER): {LAYOUT}")
+    if plan.size is not None:
+        raise UserError("image_size: images with masks keep their size; augment.crop is what a network sees of them")
+    return load_pairs(
+        plan.path,
+        positive=plan.positive,
+        channels=plan.channels,
+        num_classes=plan.num_classes,
+        validation=plan.validation,
+        test=plan.test,
+        seed=plan.seed,
+        limit=plan.limit,
+    )
+
+
+def _isbi2012(plan: MaskPlan) -> Splits[Segments]:
+    """The 30 labelled slices of the ISBI 2012 challenge, which are not free to download: pairs in the data folder."""
+    folder = plan.path or dataset_folder("isbi2012")
+    if not folder.is_dir():
+        raise UserError(
+            f"there is no folder {folder}: register at the ISBI 2012 challenge, save its labelled slices as 00.png to "
+            f"29.png in images and masks there, or give another folder with --data"
+        )
+    return replace(_pairs(replace(plan, path=folder)), source="isbi2012")
+
+
+MASK_SOURCES: dict[str, Callable[[MaskPlan], Splits[Segments]]] = {
+    "axons": _axons,
+    "pairs": _pairs,
+    "isbi2012": _isbi2012,
+}

@@ -1,0 +1,32 @@
+"""Training data on the device, ready to be asked for batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from torchcaps.data.batches import Resident
+from torchcaps.data.crops import Crops
+from torchcaps.data.dataset import Dataset
+from torchcaps.data.multimnist import Digits, ResidentPairs
+from torchcaps.data.segments import Segments
+
+
+def epoch_size(data: Dataset | Segments, crop: int = 0) -> int:
+    """Examples that one pass over the data has: images, or windows of them."""
+    return len(data.windows(data.window(crop))) if isinstance(data, Segments) else len(data)
+
+
+def resident(
+    data: Dataset | Segments, device: torch.device | str, *, crop: int = 0, **changes: Any
+) -> Resident | Crops:
+    """Images as they are, pairs of digits drawn anew for every batch, or windows of images with masks.
+
+    crop, changes  to images at random, options of `augment`; with masks a crop of 0 is that of `Segments.window`
+    """
+    if isinstance(data, Segments):
+        return Crops(data, data.window(crop), device, **changes)
+    if isinstance(data, Digits):
+        return ResidentPairs(data, device)  # which moves each digit by itself
+    return Resident(data, device, crop=crop, **changes)

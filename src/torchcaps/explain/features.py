@@ -1,0 +1,125 @@
+"""What convolutional capsules hold at every depth, and how they were routed at each place."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from torchcaps.capsules import Capsules
+from torchcaps.errors import UserError
+from torchcaps.explain.needs import evaluating
+from torchcaps.explain.style import STYLE, aspect_of, new_figure, plain_axes
+from torchcaps.models.segcaps import SegCaps
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+TILE = 96  # pixels a side of a map in a figure
+ACROSS = 16  # dimensions side by side
+
+
+class LayerMaps(NamedTuple):
+    """One layer's capsules for one image.
+
+    pose       (T, D, H, W)
+    couplings  (children, T, H, W), or None where there was nothing to decide: one parent type, or one iteration
+    """
+
+    name: str
+    pose: Tensor
+    couplings: Tensor | None
+
+
+def feature_maps(model: nn.Module, image_CHW: Tensor) -> list[LayerMaps]:
+    """The capsules of every layer, from the image to the classes.
+
+    image_CHW  in [0, 1], of any size
+    """
+    if not isinstance(model, SegCaps):
+        raise UserError(f"explain: a {type(model).__name__} has no capsules to look into; use segcaps")
+    children: dict[str, Capsules] = {}
+    hooks = [
+        layer.register_forward_pre_hook(lambda _, inputs, name=name: children.update({name: inputs[0]}))
+        for name, layer in model.capsule_layers
+    ]
+    try:
+        with evaluating(model):
+            found = model.layers(model.padded(image_CHW[None].to(model.device)))
+            couplings = {
+                name: layer(children[name], return_couplings=True)[1][0].cpu()
+                for name, layer in model.capsule_layers
+                if layer.iterations > 1 and layer.out_types > 1
+            }
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return [LayerMaps(name, capsules.pose[0].cpu(), couplings.get(name)) for name, capsules in found.items()]
+
+
+def figure_features(maps: LayerMaps, *, title: str = "") -> Figure:
+    """A map for each dimension of each capsule type; types below one another, dimensions from left to right."""
+    T, D = maps.pose.shape[:2]
+    columns = min(D, ACROSS)
+    rows = -(-D // columns)  # of one type
+    small = _shrunk(maps.pose.flatten(0, 1)).unflatten(0, (T, D))
+    empty = rows * columns - D
+    tiles = torch.cat([small, small.new_full((T, empty, *small.shape[2:]), torch.nan)], 1).unflatten(1, (rows, columns))
+    reach = max(float(maps.pose.abs().max()), 1e-12)
+    height = 0.62 * T * rows * aspect_of(small) + 0.9
+    figure = new_figure(
+        0.62 * columns + 1.6, height, title or f"{_words(maps.name)}: {T} capsule types × {D} dimensions"
+    )
+    across = "Dimension" if rows == 1 else f"Dimension, {columns} in a row"
+    axes = plain_axes(figure.subplots(), across, "Capsule type")
+    _mosaic(figure, axes, tiles.flatten(0, 1), "RdBu_r", (-reach, reach), "Pose")
+    step = tiles.shape[-2] + 1
+    axes.set_yticks([(rows * t + (rows - 1) / 2) * step + step / 2 for t in range(T)], [str(t + 1) for t in range(T)])
+    return figure
+
+
+def figure_couplings(maps: LayerMaps, *, title: str = "") -> Figure:
+    """A map for each child type (rows) and parent type (columns): how much of the child goes there, place by place."""
+    if maps.couplings is None:
+        raise ValueError(f"figure_couplings: layer {maps.name} decides nothing, so it has no couplings to show")
+    children, parents = maps.couplings.shape[:2]
+    tiles = _shrunk(maps.couplings.flatten(0, 1)).unflatten(0, (children, parents))
+    side = 0.9
+    size = max(side * parents + 2.0, 4.6), side * children * aspect_of(tiles) + 1.1
+    figure = new_figure(*size, title or f"{_words(maps.name)}: couplings at each place")
+    axes = plain_axes(figure.subplots(), "Parent type", "Child type")
+    _mosaic(figure, axes, tiles, STYLE["heat"], (0, max(float(tiles.max()), 1e-12)), "Coupling")
+    step = tiles.shape[-2] + 1
+    axes.set_yticks([(t + 0.5) * step for t in range(children)], [str(t + 1) for t in range(children)])
+    return figure
+
+
+def _mosaic(
+    figure: Figure, axes: Axes, tiles_RCHW: Tensor, colours: str, span: tuple[float, float], label: str
+) -> None:
+    """All tiles as one picture, a pixel apart: as many axes would take matplotlib many seconds."""
+    R, C, H, W = tiles_RCHW.shape
+    apart = functional.pad(tiles_RCHW, (0, 1, 0, 1), value=torch.nan)
+    picture = apart.permute(0, 2, 1, 3).reshape(R * (H + 1), C * (W + 1))
+    shown = axes.imshow(picture.numpy(), cmap=colours, vmin=span[0], vmax=span[1], interpolation="nearest")
+    axes.set_xticks([(c + 0.5) * (W + 1) for c in range(C)], [str(c + 1) for c in range(C)])
+    axes.tick_params(length=0)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    bar = figure.colorbar(shown, ax=axes, shrink=0.6, pad=0.02)
+    bar.set_label(label, fontsize=STYLE["small"], color=STYLE["ink"])
+    bar.ax.tick_params(labelsize=STYLE["small"], colors=STYLE["quiet"], length=2)
+    bar.outline.set_visible(False)
+
+
+def _shrunk(maps_NHW: Tensor) -> Tensor:
+    """No side longer than TILE; averaged, not skipped."""
+    height, width = (min(TILE, side) for side in maps_NHW.shape[1:])
+    return functional.adaptive_avg_pool2d(maps_NHW.float(), (height, width))
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ").capitalize()

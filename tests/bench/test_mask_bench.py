@@ -1,0 +1,47 @@
+"""`torchcaps bench --masks`: what is measured of models that find masks."""
+
+import csv
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from torchcaps.bench import masks
+from torchcaps.cli import app
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch):
+    """Sizes that take no time."""
+    monkeypatch.setattr(masks, "STEPS_ON_CPU", ((16, 2),))
+    made = masks.create_model
+    options = {"segcaps": {"channels": 4, "width": 0.25}, "unet": {"channels": 2}}
+    monkeypatch.setattr(masks, "create_model", lambda name, **given: made(name, **given, **options[name]))
+
+
+def test_steps_of_every_model_are_timed_and_written(tmp_path):
+    found = CliRunner().invoke(app, ["bench", "--masks", "--device", "cpu", "--out", str(tmp_path / "masks.csv")])
+    assert found.exit_code == 0, found.output
+    rows = list(csv.DictReader((tmp_path / "masks.csv").read_text().splitlines()))
+    assert [(row["name"], row["side"], row["B"]) for row in rows] == [("segcaps", "16", "2"), ("unet", "16", "2")]
+    assert all(float(row["ms"]) > 0 for row in rows)
+
+
+def test_tiles_are_compared_with_one_look():
+    row = masks.measure_tiles("segcaps", CPU, 24, 16, rounds=1)
+    assert row.ms > 0
+    assert row.difference < 1e-6
+
+
+def test_a_wrong_answer_by_tiles_shows(monkeypatch):
+    right = masks.presence_of
+    monkeypatch.setattr(masks, "presence_of", lambda *given: right(*given) + 0.25)
+    assert masks.measure_tiles("segcaps", CPU, 24, 16, rounds=1).difference == pytest.approx(0.25, abs=1e-5)
+
+
+@pytest.mark.parametrize("other", [["--scaling"], ["--routing", "all"]])
+def test_one_comparison_at_a_time(other):
+    found = CliRunner().invoke(app, ["bench", "--masks", *other])
+    assert "do not go together" in str(found.exception)
