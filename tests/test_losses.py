@@ -93,6 +93,26 @@ PRESENCE = torch.tensor([[[[0.2, 0.8], [0.5, 0.7]]]], dtype=torch.float64)
 MASK_LOSSES = [mask_cross_entropy, dice_loss, mask_margin_loss]
 
 
+@pytest.mark.parametrize("classes", [1, 3])
+def test_mask_cross_entropy_of_logits_is_the_same_and_learns_from_certain_mistakes(classes):
+    logits = torch.randn(2, classes, 3, 3, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    masks = torch.arange(9).view(1, 3, 3).repeat(2, 1, 1) % max(2, classes)
+
+    def of(logits):
+        return logits.sigmoid() if classes == 1 else logits.softmax(1)
+
+    loss = mask_cross_entropy(of(logits), masks, 2.0, logits)
+    assert torch.allclose(loss, mask_cross_entropy(of(logits), masks, 2.0), atol=1e-5)
+    certain = torch.full((1, classes, 1, 1), -60.0)
+    certain[:, 0] = 60.0  # sure of one class (of the only one), where another (none) is
+    certain.requires_grad_()
+    mask = torch.full((1, 1, 1), 0 if classes == 1 else 2)
+    (gradient,) = torch.autograd.grad(mask_cross_entropy(of(certain), mask, logits=certain).sum(), certain)
+    assert gradient.abs().max() > 0.1
+    (nothing,) = torch.autograd.grad(mask_cross_entropy(of(certain), mask).sum(), certain)
+    assert nothing.abs().max() < 1e-6
+
+
 def test_mask_cross_entropy_by_hand():
     # −log 0.8 − log 0.8 − log 0.5, of three pixels; then positives three times
     assert mask_cross_entropy(PRESENCE, MASKS).tolist() == pytest.approx([(2 * 0.223144 + 0.693147) / 3], abs=1e-5)

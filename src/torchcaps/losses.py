@@ -90,17 +90,27 @@ def multi_hot(targets: Tensor, classes: int) -> Tensor:
     return targets
 
 
-def mask_cross_entropy(presence: Tensor, masks: Tensor, positive_weight: float = 1.0) -> Tensor:
+def mask_cross_entropy(
+    presence: Tensor, masks: Tensor, positive_weight: float = 1.0, logits: Tensor | None = None
+) -> Tensor:
     """Binary cross-entropy of each class against the rest, averaged over classes and pixels.
 
     presence         (B, K, H, W)  probabilities; K = 1 is the positive class alone
     masks            (B, H, W)     class ids; 255 is ignored
     positive_weight  how much a pixel of the class counts, against 1 for a pixel of the rest
+    logits           (B, K, H, W)  what the probabilities were made of (sigmoid, of several classes softmax), if known:
+                                   then a pixel that is all but certain, and wrong, can still be learned from
     returns          (B,)
     """
     there, counted = _there_and_counted("mask_cross_entropy", presence, masks)
     p = _at_least_float32(presence).clamp(0, 1)  # lengths that were rounded may lie a little outside
-    terms = torch.where(there, -positive_weight * _log(p), -_log(1 - p))
+    log_there, log_rest = _log(p), _log(1 - p)
+    if logits is not None:
+        known = _at_least_float32(logits)
+        single = known.shape[1] == 1
+        log_there = functional.logsigmoid(known) if single else known.log_softmax(1)
+        log_rest = functional.logsigmoid(-known) if single else log_rest
+    terms = torch.where(there, -positive_weight * log_there, -log_rest)
     return _mean_over_pixels(terms.mean(1), counted)
 
 

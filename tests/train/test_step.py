@@ -25,6 +25,20 @@ def test_what_cannot_be_compiled_runs_as_it_is(monkeypatch, caplog):
     assert "no compiler here" in caplog.text
 
 
+def test_a_backward_pass_that_cannot_be_compiled_is_taken_as_it_is(caplog):
+    taken = []
+
+    def compiled_step(indices):
+        raise AssertionError("expected stride 1==256")
+
+    take = Recorded(compiled_step, taken.append, 2, torch.Generator())
+    with caplog.at_level(logging.WARNING, "torchcaps"):
+        take(torch.tensor([0, 1]))
+        take(torch.tensor([2, 3]))
+    assert torch.stack(taken).tolist() == [[0, 1], [2, 3]]
+    assert caplog.text.count("could not be compiled: expected stride") == 1
+
+
 def test_an_error_of_the_step_itself_is_not_swallowed(monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda function, dynamic: function)
     with pytest.raises(ZeroDivisionError):

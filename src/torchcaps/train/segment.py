@@ -49,7 +49,9 @@ class Segment:
         """Each loss that has a weight, one value per example; of a reconstruction only where there is one."""
         terms = {}
         if "cross_entropy" in self.weights:
-            terms["cross_entropy"] = losses.mask_cross_entropy(output.lengths, masks, self.positive_weight)
+            terms["cross_entropy"] = losses.mask_cross_entropy(
+                output.lengths, masks, self.positive_weight, output.logits
+            )
         if "dice_loss" in self.weights:
             terms["dice_loss"] = losses.dice_loss(output.lengths, masks)
         if "margin" in self.weights:

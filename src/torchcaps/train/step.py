@@ -43,23 +43,36 @@ class Recorded:
             return
         if self._taken == WARM_UP:
             self._record()
-        if self._graph is None:
+        if self._taken == 0:
+            self._try(indices)
+        elif self._graph is None:
             self._step(indices)
         else:
             self._indices.copy_(indices)
             self._graph.replay()
         self._taken += 1
 
+    def _try(self, indices: Tensor) -> None:
+        """The first step. Its backward pass is compiled only when it is called, so it may fail only then."""
+        broken: tuple[type[Exception], ...] = (*_compiler_errors(), AssertionError)
+        try:
+            self._step(indices)
+        except broken as error:
+            log.warning("the training step could not be compiled: %s", _first_line(error))
+            self._step = self._plain
+            self._step(indices)
+
     def _record(self) -> None:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()  # the graph has memory of its own
+        torch.cuda.reset_peak_memory_stats()  # what trying out convolutions took is not what training takes
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(self._generator)
         try:
             with torch.cuda.graph(graph):
                 self._step(self._indices)
         except RuntimeError as error:
-            log.warning("the training step could not be recorded as a CUDA graph: %s", str(error).splitlines()[0])
+            log.warning("the training step could not be recorded as a CUDA graph: %s", _first_line(error))
             torch.cuda.synchronize()
         else:
             self._graph = graph
@@ -73,12 +86,20 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
         nonlocal chosen
         try:
             return chosen(*arguments)
-        except (torch._dynamo.exc.TorchDynamoException, torch._inductor.exc.InductorError) as error:
-            log.warning("the training step could not be compiled: %s", str(error).splitlines()[0])
+        except _compiler_errors() as error:
+            log.warning("the training step could not be compiled: %s", _first_line(error))
             chosen = function
             return function(*arguments)
 
     return call
+
+
+def _compiler_errors() -> tuple[type[Exception], ...]:
+    return torch._dynamo.exc.TorchDynamoException, torch._inductor.exc.InductorError
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 @contextmanager
