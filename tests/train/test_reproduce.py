@@ -147,19 +147,35 @@ def test_a_failed_run_is_named_and_the_others_count(tmp_path):
     assert [path.name for path in (tmp_path / "results").iterdir()] == ["digits.json"]
 
 
-def test_what_is_whole_is_written_before_the_next_run_ends(tmp_path, monkeypatch):
-    """Two recipes whose runs are already finished, but for one of the second's, which does not end well."""
-    folder = {"out": tmp_path / "results", "runs": tmp_path / "runs", "device": "cpu", "overrides": TINY}
+def finished(name, tmp_path, **measured):
+    """A run of this recipe that looks as if it had been trained."""
+    ended = Job.of(name, 0, [], tmp_path / "runs")
+    ended.folder.mkdir(parents=True)
+    (ended.folder / "recipe.yaml").write_text(ended.recipe.to_yaml())
+    when = {"started": "2017-10-26T10:00:00+00:00", "finished": "2017-10-26T10:01:00+00:00", "resumed": False}
+    known = {"seed": 0, "test_n": 10, "parameters": 1, "epochs": 1, "machine": "a CPU", "also": {}, **when}
+    (ended.folder / "summary.json").write_text(json.dumps({**known, **measured}))
+    return {"out": tmp_path / "results", "runs": tmp_path / "runs", "device": "cpu"}
 
-    def stopped(jobs, *rest):
-        assert not jobs or (tmp_path / "results" / "digits.json").is_file()
+
+def test_what_is_whole_is_written_before_other_runs_end(tmp_path, monkeypatch):
+    def interrupted(*_):
         raise KeyboardInterrupt
 
-    reproduce(["digits"], 1, **folder)
-    (tmp_path / "results" / "digits.json").unlink()
-    monkeypatch.setattr("torchcaps.train.reproduce._run_all", stopped)
+    places = finished("mnist-paper", tmp_path, test_accuracy=0.9975)
+    monkeypatch.setattr("torchcaps.train.reproduce._run_all", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        reproduce(["digits", "mnist-paper"], 1, **folder)
+        reproduce(["mnist-paper", "mnist-cnn"], 1, **places)
+    assert json.loads((tmp_path / "results" / "mnist-paper.json").read_text())["mean"] == pytest.approx(0.25)
+    assert "0.25" in (tmp_path / "results.md").read_text()
+
+
+def test_of_masks_dice_is_claimed_with_what_else_says_how_well_they_fit(tmp_path):
+    places = finished("isbi", tmp_path, test_dice=0.8, test_iou=0.7, test_pixel_error=0.05)
+    (found,) = reproduce(["isbi"], 1, **places)
+    assert found["mean"] == 80
+    assert {name: each["mean"] for name, each in found["also"].items()} == {"IoU": 70, "wrong pixels": 5}
+    assert "wrong pixels 5.00" in (tmp_path / "results.md").read_text()
 
 
 def test_a_recipe_without_a_claim_is_refused(tmp_path):
@@ -227,20 +243,6 @@ def test_every_measured_figure_is_claimed_by_the_recipe_that_was_measured(path):
 def test_no_figure_is_claimed_that_was_not_measured():
     claimed = {name for name in list_recipes() if (claim := load_recipe(name).claim) and claim.mean is not None}
     assert claimed == {path.stem for path in RESULTS.glob("*.json")}
-
-
-def test_of_masks_dice_is_claimed_with_what_else_says_how_well_they_fit(tmp_path):
-    settings = [
-        *("data.limit=2", "data.validation=0", "model.channels=4", "model.width=0.25"),
-        *("train.epochs=1", "claim={result: drawn axons, measure: dice}"),
-    ]
-    folder = {"out": tmp_path / "results", "runs": tmp_path / "runs", "device": "cpu", "overrides": settings}
-    (found,) = reproduce(["segcaps"], 1, **folder)
-    summary = json.loads((tmp_path / "runs" / "segcaps-0" / "summary.json").read_text())
-    assert found["mean"] == pytest.approx(100 * summary["test_dice"], abs=1e-3)
-    assert set(found["also"]) == {"IoU", "wrong pixels"}
-    assert found["also"]["wrong pixels"]["mean"] == pytest.approx(100 * summary["test_pixel_error"], abs=1e-3)
-    assert "drawn axons" in (tmp_path / "results.md").read_text()
 
 
 @pytest.fixture
