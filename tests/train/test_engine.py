@@ -125,21 +125,6 @@ def test_every_kind_of_step_runs_and_on_a_gpu_is_recorded(tmp_path, monkeypatch,
     assert "could not be" not in caplog.text
 
 
-@pytest.mark.parametrize(
-    "model", [{"name": "segcaps", "channels": 4, "width": 0.25}, {"name": "unet", "channels": 4, "depth": 2}]
-)
-def test_steps_of_masks_run_and_on_a_gpu_are_recorded(tmp_path, caplog, model):
-    tree = {"name": "steps", "data": {"source": "axons", "image_size": 32, "limit": 8, "validation": 0}}
-    changes = {"crop": 24, "rotate": 15, "elastic": 1, "turn": True, "flip": True, "contrast": 0.1, "noise": 0.05}
-    train = {"epochs": 3, "batch_size": 2, "read_test": False, "ema": 0.9, "repeat": 2}
-    tree |= {"model": model, "augment": changes, "train": train, "optim": {"lr": 0.003}}
-    tree["loss"] = {"cross_entropy": 1.0, "dice": 1.0}
-    folder = run.start_run(make_recipe(tree), out=tmp_path / "run")
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert lines[-1]["train_loss"] < lines[0]["train_loss"]
-    assert "could not be" not in caplog.text
-
-
 def test_finished_run_says_so_and_can_be_extended(tmp_path):
     folder = run.start_run(tiny("train.epochs=1"), out=tmp_path / "run", device="cpu")
     with pytest.raises(UserError, match="--epochs"):

@@ -11,7 +11,7 @@ from torchcaps.errors import UserError
 from torchcaps.models import load
 from torchcaps.train import engine, run
 from torchcaps.train.evaluate import evaluate_model
-from torchcaps.train.recipe import load_recipe
+from torchcaps.train.recipe import load_recipe, make_recipe
 from torchcaps.train.segment import evaluate_masks
 from torchcaps.train.suite import run_suite
 from torchcaps.train.watch import Quiet, RunWatcher
@@ -146,6 +146,21 @@ def test_a_unet_learns_by_the_same_recipe(few_axons, tmp_path):
     assert (summary["test_dice"], summary["test_n"]) == (None, 0)
     assert "test_iou" not in summary
     assert "Redrawn" not in (folder / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    "model", [{"name": "segcaps", "channels": 4, "width": 0.25}, {"name": "unet", "channels": 4, "depth": 2}]
+)
+def test_steps_of_masks_run_and_on_a_gpu_are_recorded(tmp_path, caplog, model):
+    tree = {"name": "steps", "data": {"source": "axons", "image_size": 32, "limit": 8, "validation": 0}}
+    changes = {"crop": 24, "rotate": 15, "elastic": 1, "turn": True, "flip": True, "contrast": 0.1, "noise": 0.05}
+    train = {"epochs": 3, "batch_size": 2, "read_test": False, "ema": 0.9, "repeat": 2}
+    tree |= {"model": model, "augment": changes, "train": train, "optim": {"lr": 0.003}}
+    tree["loss"] = {"cross_entropy": 1.0, "dice": 1.0}
+    folder = run.start_run(make_recipe(tree), out=tmp_path / "run")
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert lines[-1]["train_loss"] < lines[0]["train_loss"]
+    assert "could not be" not in caplog.text
 
 
 def test_a_run_that_holds_nothing_out_still_ends(pairs, tmp_path):

@@ -11,15 +11,14 @@ from rich.console import Console
 from rich.table import Table
 
 from torchcaps.bench.rows import blank_row, write_rows
-from torchcaps.bench.step import memory_of, training
-from torchcaps.bench.timing import by_turns, extra_memory, recorded
+from torchcaps.bench.step import measure_training
+from torchcaps.bench.timing import by_turns, extra_memory
 from torchcaps.models import PixelModel, create_model
 from torchcaps.models.tiles import presence_of
 from torchcaps.train.machine import machine
 from torchcaps.train.recipe import LossSection
 from torchcaps.train.segment import Segment
 from torchcaps.train.setup import seeded
-from torchcaps.train.step import tuned
 
 MODELS = ("segcaps", "unet")
 STEPS = ((256, 1), (512, 4))  # side of an image, and batch
@@ -83,13 +82,8 @@ def measure_step(name: str, device: torch.device, side: int, batch: int, rounds:
         images = torch.rand(batch, 1, side, side, device=device)
         masks = (torch.rand(batch, side, side, device=device) < 0.2).long()
     task = Segment.for_model(model, LOSSES)
-    with tuned(device, tensor_cores=True):
-        call = training(model, images, masks, task)
-        mib = memory_of(call, model, device, training=True)
-        if device.type == "cuda":
-            call = recorded(call)
-        seconds = by_turns({name: call}, device, rounds)[name]
-    return MaskRow("training step", name, model.parameter_count(), side, batch, seconds * 1e3, mib)
+    ms, mib = measure_training(model, images, masks, task, rounds)
+    return MaskRow("training step", name, model.parameter_count(), side, batch, ms, mib)
 
 
 @torch.no_grad()

@@ -72,13 +72,20 @@ def measure_network(name: str, device: torch.device, batch: int, rounds: int = 1
         model = create_model(name).to(device)
         images, targets = _batch(batch, device)
     task = Classify.for_model(model, Dataset(images, targets, model.class_names), LossSection())
+    return NetworkRow(name, model.parameter_count(), batch, *measure_training(model, images, targets, task, rounds))
+
+
+def measure_training(
+    model: nn.Module, images: Tensor, targets: Tensor, task: Task, rounds: int
+) -> tuple[float, float | None]:
+    """Milliseconds of a step on these images, and MiB of memory; on CUDA in bf16, compiled, recorded."""
+    device = images.device
     with tuned(device, tensor_cores=True):
         call = training(model, images, targets, task)
-        mib = memory_of(call, model, device, training=True)
+        mib = _memory(call, model, device, training=True)
         if device.type == "cuda":
             call = recorded(call)
-        seconds = by_turns({name: call}, device, rounds)[name]
-    return NetworkRow(name, model.parameter_count(), batch, seconds * 1e3, mib)
+        return by_turns({"step": call}, device, rounds)["step"] * 1e3, mib
 
 
 def measure(device: torch.device, batch: int, rounds: int = 11) -> list[StepRow]:
@@ -94,7 +101,7 @@ def measure(device: torch.device, batch: int, rounds: int = 11) -> list[StepRow]
             for name, model in models.items():
                 trained = what == "training step"
                 calls[name] = (training if trained else _inference)(model, images, targets)
-                memory[name] = memory_of(calls[name], model, device, trained)
+                memory[name] = _memory(calls[name], model, device, trained)
                 if device.type == "cuda":
                     calls[name] = recorded(calls[name])
             ms = {name: seconds * 1e3 for name, seconds in by_turns(calls, device, rounds).items()}
@@ -106,7 +113,7 @@ def _batch(size: int, device: torch.device) -> tuple[Tensor, Tensor]:
     return torch.rand(size, 1, 28, 28, device=device), torch.arange(size, device=device) % 10
 
 
-def memory_of(call: Call, model: nn.Module, device: torch.device, training: bool) -> float | None:
+def _memory(call: Call, model: nn.Module, device: torch.device, training: bool) -> float | None:
     """MiB: weights (in training also gradients and two moments of the same size), and what the call needs beyond."""
     extra = extra_memory(call, device)
     if extra is None:
