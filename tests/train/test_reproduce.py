@@ -119,7 +119,14 @@ def test_of_few_images_each_seed_gets_others(tmp_path):
 def test_a_stopped_command_lets_its_runs_save_and_goes_on(tmp_path, number):
     settings = [f"--set={each}" for each in (*TINY, "train.epochs=300")]
     command = [sys.executable, "-m", "torchcaps", "reproduce", "digits", "--seeds", "1", "--device", "cpu", *settings]
-    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    process = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # a shell lets what it runs aside ignore Ctrl-C
+    )
     folder = tmp_path / "runs" / "reproduce" / "digits-0"
     deadline = time.monotonic() + 60
     while not (folder / "metrics.jsonl").exists() or len((folder / "metrics.jsonl").read_text().splitlines()) < 3:
