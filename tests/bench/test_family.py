@@ -100,7 +100,6 @@ def test_error_is_that_of_a_run_that_is_not_kept(small, monkeypatch):
         assert recipe.model.options["routing"] == row["name"]
         assert float(row["test_error"]) == pytest.approx(100 * (1 - summary["test_accuracy"]), abs=0.006)
         assert (row["test_n"], row["epochs"]) == ("50", "2")
-        assert float(row["train_seconds"]) == pytest.approx(summary["train_seconds"], abs=0.06)
         assert not folder.exists()
     first, second = (recipe.model_dump() for recipe, _, _ in runs)
     assert second | {"model": first["model"]} == first  # they differ in the routing alone

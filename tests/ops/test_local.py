@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 from torch.nn import functional
 
 from torchcaps.ops import dynamic_routing, local_routing, squash
@@ -143,10 +144,11 @@ def test_wrong_arguments_are_named(change, message):
         local_routing(**{"pose": pose, "weight": weight, "bias": bias, **change})
 
 
-SHAPES = {  # B, T, D, J, E, size: several stretches of positions, sizes that fill no tile, one of everything
-    "stretches": (2, 2, 2, 2, 16, (4, 7)),
-    "odd": (1, 2, 3, 3, 5, (4, 5)),
-    "ones": (1, 1, 1, 1, 1, (1, 1)),
+SHAPES = {  # B, T, D, J, E, size: several stretches of positions, sizes that fill no tile, one of everything; and own
+    "stretches": (2, 2, 2, 2, 16, (4, 7), False),
+    "odd": (1, 2, 3, 3, 5, (4, 5), False),
+    "ones": (1, 1, 1, 1, 1, (1, 1), False),
+    "own": (1, 2, 3, 3, 5, (4, 5), True),  # then maps lie in memory with their positions last
 }
 
 
@@ -157,12 +159,12 @@ def test_kernels_agree_with_the_reference(shape, iterations, monkeypatch):
     from torchcaps.ops.local import fused
 
     monkeypatch.setattr(fused, "TILE", 256 if DEVICE == "cpu" else fused.TILE)
-    B, T, D, J, E, size = shape
+    B, T, D, J, E, size, own = shape
     found = []
     torch.use_deterministic_algorithms(True)  # fills torch.empty with NaN
     for backend, dtype in (("fused", torch.float32), ("reference", F64)):
         monkeypatch.setenv("TORCHCAPS_BACKEND", backend)
-        inputs = [x.to(DEVICE, dtype).requires_grad_() for x in made(B, T, D, J, E, size)]
+        inputs = [x.to(DEVICE, dtype).requires_grad_() for x in made(B, T, D, J, E, size, own=own)]
         poses, couplings = local_routing(*inputs, iterations, Window(padding=1), return_couplings=True)
         probe = torch.linspace(-1, 1, poses.numel(), device=DEVICE, dtype=dtype).view_as(poses)
         found.append([poses, couplings, *torch.autograd.grad(poses, inputs, probe)])
@@ -185,4 +187,8 @@ def test_results_and_gradients_lie_as_announced_whatever_the_layout_of_the_weigh
     window = [1, 1, 1, 0, 0]
     poses, couplings = operators.route_local(pose, weight, bias, window, 2, True, fused)
     gradients = operators.route_local_backward(torch.ones_like(poses), pose, weight, bias, window, 2, fused)
-    assert all(x.is_contiguous() for x in (poses, couplings, *gradients))
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        *inputs, grad = (mode.from_tensor(x) for x in (pose, weight, bias, torch.ones_like(poses)))
+        announced = operators.route_local(*inputs, window, 2, True, fused)
+        announced += operators.route_local_backward(grad, *inputs, window, 2, fused)
+    assert [x.stride() for x in (poses, couplings, *gradients)] == [x.stride() for x in announced]

@@ -108,7 +108,11 @@ def segcaps(image_shape: Sequence[int] = (1, 512, 512), num_classes: int = 2, **
 
 def _beside(*capsules: Capsules) -> Capsules:
     """The types of all of them; the upward path's first."""
-    return Capsules(torch.cat([each.pose for each in capsules], dim=1))
+    poses = [each.pose for each in capsules]
+    if not poses[0].is_cuda:
+        return Capsules(torch.cat(poses, dim=1))
+    maps = torch.cat([pose.permute(0, 1, 3, 4, 2) for pose in poses], dim=1)  # as they lie there, dimensions last
+    return Capsules(maps.permute(0, 1, 4, 2, 3))
 
 
 def _decoder(widths: list[int], colours: int) -> nn.Sequential:

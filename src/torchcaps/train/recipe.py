@@ -79,7 +79,7 @@ class LossSection(Section):
 
 
 class OptimSection(Section):
-    name: Literal["adam", "adamw"] = "adam"
+    name: Literal["adam", "adamw", "muon"] = "adam"
     lr: float = Field(1e-3, gt=0)
     betas: tuple[float, float] = (0.9, 0.999)
     weight_decay: float = Field(0.0, ge=0)

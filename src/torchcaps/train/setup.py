@@ -16,6 +16,7 @@ from torchcaps.errors import UserError
 from torchcaps.layers import DenseCaps
 from torchcaps.models import ImageModel, PixelModel, create_model
 from torchcaps.train.checkpoint import State
+from torchcaps.train.muon import Muon, by_shape
 from torchcaps.train.recipe import AugmentSection, Recipe
 from torchcaps.train.segment import Segment
 from torchcaps.train.tasks import Classify, Task
@@ -43,10 +44,9 @@ def make_state(recipe: Recipe, data: Dataset | Segments, device: torch.device) -
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     optim = recipe.optim
     lr = torch.tensor(optim.lr, device=device) if cuda else optim.lr  # a tensor, so that a recorded step can follow it
-    kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[optim.name]
-    optimizer = kind(
-        model.parameters(), lr=lr, betas=optim.betas, weight_decay=optim.weight_decay, fused=True, capturable=cuda
-    )
+    kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "muon": Muon}[optim.name]
+    weights = by_shape(model) if kind is Muon else model.parameters()
+    optimizer = kind(weights, lr=lr, betas=optim.betas, weight_decay=optim.weight_decay, fused=True, capturable=cuda)
     average = copy.deepcopy(model).requires_grad_(False) if recipe.train.ema else None
     generator = torch.Generator(device).manual_seed(recipe.train.seed)
     return State(model, optimizer, generator, average), _task(model, data, recipe)

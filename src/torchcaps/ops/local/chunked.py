@@ -97,7 +97,7 @@ def forward(
     for part in _parts(pose_BTDHW, bias_JE, size, scratch):
         votes = votes_of(pose_BTDHW[part], weight, bias_JE.shape, window)
         parts.append(router.forward(votes.flatten(4), bias_JE, iterations, couplings))
-    poses, coupled = (torch.cat(each) if len(parts) > 1 else each[0].contiguous() for each in zip(*parts))
+    poses, coupled = (torch.cat(each) if len(parts) > 1 else each[0] for each in zip(*parts))
     return poses.unflatten(3, size), coupled.unflatten(3, size) if couplings else coupled
 
 

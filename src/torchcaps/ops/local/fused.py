@@ -13,14 +13,20 @@ TILE = 2048  # numbers of parents times positions that a program has at a time
 
 
 class Kernels:
-    """`chunked.Router` by Triton kernels."""
+    """`chunked.Router` by Triton kernels.
+
+    last  votes lie in memory as (B, T, X, J, E), and poses, which are returned so, as (B, J, X, E)
+    """
+
+    def __init__(self, last: bool):
+        self.last = last
 
     def forward(self, votes_BTJEX: Tensor, bias_JE: Tensor, iterations: int, couplings: bool) -> tuple[Tensor, Tensor]:
-        votes, bias = votes_BTJEX.contiguous(), bias_JE.contiguous()
+        votes, bias = self._votes(votes_BTJEX), bias_JE.contiguous()
         B, T, J, E, X = votes.shape
-        poses = bias.new_empty(B, J, E, X)
+        poses = self._parents(bias.new_empty(B, J, E, X))
         coupled = bias.new_empty((B, T, J, X) if couplings else (0,))
-        grid, sizes = _tiles(votes)
+        grid, sizes = self._tiles(votes)
         kernels.route[grid](
             votes, bias, poses, coupled, poses, T, J, E, X, poses.numel(),
             R=iterations, COUPLINGS=couplings, SAVE=False, **sizes,
@@ -30,21 +36,27 @@ class Kernels:
     def backward(
         self, grad_BJEX: Tensor, votes_BTJEX: Tensor, bias_JE: Tensor, iterations: int
     ) -> tuple[Tensor, Tensor]:
-        votes, bias, grad = votes_BTJEX.contiguous(), bias_JE.contiguous(), grad_BJEX.contiguous()
+        votes, bias, grad = self._votes(votes_BTJEX), bias_JE.contiguous(), self._parents(grad_BJEX)
         B, T, J, E, X = votes.shape
-        sums = bias.new_empty(iterations, B, J, E, X)
-        d_sums = bias.new_empty(iterations, B, J, E, X)
-        grid, sizes = _tiles(votes)
+        sums, d_sums = (bias.new_empty(iterations, *(B, J, X, E) if self.last else (B, J, E, X)) for _ in range(2))
+        grid, sizes = self._tiles(votes)
         shape = T, J, E, X, B * J * E * X
         kernels.route[grid](votes, bias, sums, sums, sums, *shape, R=iterations, COUPLINGS=False, SAVE=True, **sizes)
         kernels.backtrack[grid](votes, sums, grad, d_sums, *shape, R=iterations, **sizes)
         by_type = (*grid, T)
         kernels.spread[by_type](votes, sums, d_sums, votes, *shape, R=iterations, **sizes)
-        return votes, d_sums.sum((0, 1, 4))
+        return votes, d_sums.sum((0, 1, 3 if self.last else 4))
 
+    def _votes(self, votes_BTJEX: Tensor) -> Tensor:
+        if not self.last:
+            return votes_BTJEX.contiguous()
+        return votes_BTJEX.permute(0, 1, 4, 2, 3).contiguous().permute(0, 1, 3, 4, 2)
 
-def _tiles(votes: Tensor) -> tuple[tuple[int, int], dict[str, Any]]:
-    B, _, J, E, X = votes.shape
-    JP, EP = triton.next_power_of_2(J), triton.next_power_of_2(E)
-    TX = max(1, min(TILE // (JP * EP), triton.next_power_of_2(X)))
-    return (triton.cdiv(X, TX), B), {"JP": JP, "EP": EP, "TX": TX, "num_warps": 4}
+    def _parents(self, x_BJEX: Tensor) -> Tensor:
+        return x_BJEX.transpose(2, 3).contiguous().transpose(2, 3) if self.last else x_BJEX.contiguous()
+
+    def _tiles(self, votes: Tensor) -> tuple[tuple[int, int], dict[str, Any]]:
+        B, _, J, E, X = votes.shape
+        JP, EP = triton.next_power_of_2(J), triton.next_power_of_2(E)
+        TX = max(1, min(TILE // (JP * EP), triton.next_power_of_2(X)))
+        return (triton.cdiv(X, TX), B), {"JP": JP, "EP": EP, "TX": TX, "LAST": self.last, "num_warps": 4}

@@ -63,8 +63,7 @@ class Window(NamedTuple):
             groups,
             [True, True, False],
         )
-        # Of a weight in another layout PyTorch gives gradients in that layout, too.
-        return d_maps.reshape(pose_BTDHW.shape).contiguous(), d_kernel.reshape(weight.shape).contiguous()
+        return d_maps.reshape(pose_BTDHW.shape), d_kernel.reshape(weight.shape)
 
     @staticmethod
     def _fold(pose_BTDHW: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, int]:
