@@ -1,0 +1,134 @@
+"""What models that draw images from label maps have in common, and how noise comes into them."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from torchcaps.errors import UserError
+from torchcaps.losses import IGNORED
+from torchcaps.models.base import ImageModel
+from torchcaps.models.pixels import where_in
+from torchcaps.ops.squash import at_least_float32, no_autocast
+
+GOLDEN = math.pi * (3 - math.sqrt(5))  # the angle by which the seeds of a sunflower follow one another
+
+
+class SynthesisModel(ImageModel):
+    """Base of the models that draw: images (B, C, H, W) in [0, 1] from label maps (B, H, W) and noise (B, Z).
+
+    image_shape  of what it was trained on; it draws other sizes too, in multiples of `multiple`, unless `fixed_size`
+    num_classes  J, the background among them
+    z            Z, how many numbers make an image of a label map
+    mean         of the images: what is drawn first has it; with std, what a discriminator sees is brought to it
+    """
+
+    objective = "l1"
+    multiple = 1  # height and width of a label map are multiples of this
+    fixed_size = False  # whether they must be those of image_shape
+    head: nn.Module
+
+    def __init__(self, image_shape: Sequence[int], num_classes: int, *, z: int = 100, **about: Any):
+        super().__init__(image_shape, num_classes, **about)
+        name = type(self).__name__
+        if num_classes < 2:
+            raise UserError(f"{name}: num_classes counts the background too: at least 2, got {num_classes}")
+        if z < 1:
+            raise UserError(f"{name}: z, the numbers of noise, must be at least 1, got {z}")
+        self.z = z
+
+    def features(self, masks: Tensor, noise: Tensor) -> Tensor:
+        """(B, channels, h, w): what the head makes the image of.
+
+        masks  (B, H, W)  class ids; what is ignored (255) is drawn as background
+        noise  (B, Z)     as `noise_of` draws it
+        """
+        raise NotImplementedError
+
+    def forward(self, masks: Tensor, noise: Tensor) -> Tensor:
+        """The image (B, C, H, W) of each label map (B, H, W), with the noise (B, Z) that makes it one of many."""
+        features = at_least_float32(self.features(masks, noise))
+        with no_autocast(features):
+            return self.head(features).sigmoid()
+
+    def labels(self, masks: Tensor, noise: Tensor | None = None) -> Tensor:
+        """(B, J − 1, H, W): where each class but the background is; sizes checked, and those of the noise."""
+        if masks.ndim != 3 or (noise is not None and noise.shape != (len(masks), self.z)):
+            shapes = tuple(masks.shape), None if noise is None else tuple(noise.shape)
+            raise ValueError(f"{type(self).__name__}: expected masks (B, H, W) and noise (B, {self.z}), got {shapes}")
+        self.check_size(*masks.shape[1:])
+        return where_in(masks, self.num_classes)[:, 1:].float()
+
+    def check_size(self, height: int, width: int) -> None:
+        """Whether it can draw an image of this size."""
+        name = type(self).__name__
+        if self.fixed_size and (height, width) != self.image_shape[1:]:
+            own = "×".join(map(str, self.image_shape[1:]))
+            raise UserError(f"{name}: its noise is for images of {own} alone; these are {height}×{width}")
+        if height % self.multiple or width % self.multiple or min(height, width) < 1:
+            raise UserError(f"{name}: height and width must be multiples of {self.multiple}; they are {height}×{width}")
+
+    def seen(self, masks: Tensor, images: Tensor) -> Tensor:
+        """(B, J − 1 + C, H, W): label map and image as a discriminator sees them; what is ignored looks alike."""
+        known = (masks != IGNORED)[:, None]
+        return torch.cat([self.labels(masks), torch.where(known, self._scaled(images), 0.0)], dim=1)
+
+    def start_at_mean(self, bias: nn.Parameter) -> None:
+        """Let the head's bias (C,) draw the mean of the images before anything is learned."""
+        if self.mean is not None:
+            with torch.no_grad():
+                bias.copy_(self.mean.flatten().clamp(0.01, 0.99).logit())
+
+
+class Waves(nn.Module):
+    """Noise (B, Z) over the whole image (B, 1, H, W): each number is the strength of a wave of its own.
+
+    Of a vector that is the same at every pixel a convolution makes one shade. So each number is given a wave, whose
+    length and direction are fixed (they fill the disc of all that pixels can show), and a pixel-wise convolution weighs
+    them: its Z weights are the spectrum of the noise.
+    """
+
+    frequencies: Tensor
+    phases: Tensor
+
+    def __init__(self, z: int):
+        super().__init__()
+        number = torch.arange(z)
+        radius, angle = 0.5 * ((number + 0.5) / z).sqrt(), GOLDEN * number  # cycles a pixel
+        self.register_buffer("frequencies", 2 * math.pi * radius * torch.stack([angle.sin(), angle.cos()]), False)
+        self.register_buffer("phases", 2 * math.pi * ((number * math.sqrt(2)) % 1), False)
+        self.weight = nn.Parameter(torch.full((z,), math.sqrt(2 / z)))  # noise of deviation 1
+
+    def forward(self, noise_BZ: Tensor, height: int, width: int) -> Tensor:
+        rows_HZ = torch.arange(height, device=noise_BZ.device)[:, None] * self.frequencies[0] + self.phases
+        columns_WZ = torch.arange(width, device=noise_BZ.device)[:, None] * self.frequencies[1]
+        strength_B1Z = (noise_BZ * self.weight)[:, None]
+        # cos(row + column) without a map for each wave
+        return (
+            (strength_B1Z * rows_HZ.cos()) @ columns_WZ.cos().T - (strength_B1Z * rows_HZ.sin()) @ columns_WZ.sin().T
+        )[:, None]
+
+
+def noise_of(seed: int, numbers: Sequence[int], z: int) -> Tensor:
+    """(N, Z) normal noise, on the CPU: vector `number` of a seed is the same whichever others are asked for."""
+    vectors = []
+    for number in numbers:
+        digest = hashlib.sha256(f"{seed}/{number}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+        vectors.append(torch.randn(z, generator=generator))
+    return torch.stack(vectors) if vectors else torch.zeros(0, z)
+
+
+def between(first_Z: Tensor, last_Z: Tensor, steps: int) -> Tensor:
+    """(steps, Z) from one noise vector to another on the sphere, where vectors between them are as likely as they."""
+    angle = functional.cosine_similarity(first_Z, last_Z, dim=0).clamp(-1, 1).acos()
+    share_N1 = torch.linspace(0, 1, steps)[:, None]
+    if angle.sin() < 1e-4:
+        return torch.lerp(first_Z[None], last_Z[None], share_N1)
+    return (((1 - share_N1) * angle).sin() * first_Z + (share_N1 * angle).sin() * last_Z) / angle.sin()
