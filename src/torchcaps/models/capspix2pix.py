@@ -14,6 +14,8 @@ from torchcaps.errors import UserError
 from torchcaps.models.capsule_u import CapsuleU, Routing
 from torchcaps.models.synthesis import SynthesisModel, Waves
 
+REACH = 4.0  # length of the head's first weights: a capsule's is at most 1, and black and white are ±4 apart from grey
+
 
 class CapsPix2Pix(CapsuleU, SynthesisModel):
     """The generator: the U of SegCaps on a label map and noise, and a pixel-wise convolution of its last capsules.
@@ -49,6 +51,7 @@ class CapsPix2Pix(CapsuleU, SynthesisModel):
         self.noise = Waves(z) if noise == "broadcast" else nn.Linear(z, 2 * channels if latent else math.prod(sides))
         self.make_u(num_classes - 1 + (not latent), 1, channels, width, routing, below=int(latent))
         self.head = nn.Conv2d(channels, colours, 1)
+        nn.init.normal_(self.head.weight, std=REACH / math.sqrt(channels))
         self.start_at_mean(self.head.bias)  # type: ignore[arg-type]
 
     def layers(self, masks: Tensor, noise: Tensor) -> dict[str, Capsules]:
@@ -68,7 +71,7 @@ class CapsPix2Pix(CapsuleU, SynthesisModel):
 
 
 def capspix2pix(image_shape: Sequence[int] = (1, 256, 256), num_classes: int = 2, **options: Any) -> CapsPix2Pix:
-    """The paper's generator: 1,416,629 parameters for grey images of one class beside the background."""
+    """The paper's generator: 1,416,529 parameters for grey images of one class beside the background."""
     return CapsPix2Pix(image_shape, num_classes, **options)
 
 

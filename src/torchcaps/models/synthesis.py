@@ -17,6 +17,7 @@ from torchcaps.models.base import ImageModel
 from torchcaps.models.pixels import where_in
 from torchcaps.ops.squash import at_least_float32, no_autocast
 
+TOGETHER = 16  # label maps drawn at a time
 GOLDEN = math.pi * (3 - math.sqrt(5))  # the angle by which the seeds of a sunflower follow one another
 
 
@@ -32,6 +33,7 @@ class SynthesisModel(ImageModel):
     objective = "l1"
     multiple = 1  # height and width of a label map are multiples of this
     fixed_size = False  # whether they must be those of image_shape
+    has_noise = True  # whether the noise vector decides the image; of those with dropout for noise it does not
     head: nn.Module
 
     def __init__(self, image_shape: Sequence[int], num_classes: int, *, z: int = 100, **about: Any):
@@ -53,9 +55,13 @@ class SynthesisModel(ImageModel):
 
     def forward(self, masks: Tensor, noise: Tensor) -> Tensor:
         """The image (B, C, H, W) of each label map (B, H, W), with the noise (B, Z) that makes it one of many."""
-        features = at_least_float32(self.features(masks, noise))
-        with no_autocast(features):
-            return self.head(features).sigmoid()
+        return self.image_of(self.features(masks, noise))
+
+    def image_of(self, features: Tensor) -> Tensor:
+        """(B, C, H, W) in [0, 1], at least float32."""
+        exact = at_least_float32(features)
+        with no_autocast(exact):
+            return self.head(exact).sigmoid()
 
     def labels(self, masks: Tensor, noise: Tensor | None = None) -> Tensor:
         """(B, J − 1, H, W): where each class but the background is; sizes checked, and those of the noise."""
@@ -89,9 +95,10 @@ class SynthesisModel(ImageModel):
 class Waves(nn.Module):
     """Noise (B, Z) over the whole image (B, 1, H, W): each number is the strength of a wave of its own.
 
-    Of a vector that is the same at every pixel a convolution makes one shade. So each number is given a wave, whose
-    length and direction are fixed (they fill the disc of all that pixels can show), and a pixel-wise convolution weighs
-    them: its Z weights are the spectrum of the noise.
+    Of a vector that is the same at every pixel a convolution makes nothing but one shade. So each number is given a
+    wave, whose length and direction are fixed: they fill the disc of all that pixels can show. The sum of the waves is
+    noise of deviation 1, other for each vector, at no parameters and for images of any size. (With a learned weight for
+    each wave a generator takes to a few of them, and draws patterns.)
     """
 
     frequencies: Tensor
@@ -103,26 +110,44 @@ class Waves(nn.Module):
         radius, angle = 0.5 * ((number + 0.5) / z).sqrt(), GOLDEN * number  # cycles a pixel
         self.register_buffer("frequencies", 2 * math.pi * radius * torch.stack([angle.sin(), angle.cos()]), False)
         self.register_buffer("phases", 2 * math.pi * ((number * math.sqrt(2)) % 1), False)
-        self.weight = nn.Parameter(torch.full((z,), math.sqrt(2 / z)))  # noise of deviation 1
 
     def forward(self, noise_BZ: Tensor, height: int, width: int) -> Tensor:
         rows_HZ = torch.arange(height, device=noise_BZ.device)[:, None] * self.frequencies[0] + self.phases
         columns_WZ = torch.arange(width, device=noise_BZ.device)[:, None] * self.frequencies[1]
-        strength_B1Z = (noise_BZ * self.weight)[:, None]
+        strength_B1Z = (noise_BZ * math.sqrt(2 / noise_BZ.shape[1]))[:, None]
         # cos(row + column) without a map for each wave
-        return (
-            (strength_B1Z * rows_HZ.cos()) @ columns_WZ.cos().T - (strength_B1Z * rows_HZ.sin()) @ columns_WZ.sin().T
-        )[:, None]
+        cosines = (strength_B1Z * rows_HZ.cos()) @ columns_WZ.cos().T
+        return (cosines - (strength_B1Z * rows_HZ.sin()) @ columns_WZ.sin().T)[:, None]
 
 
 def noise_of(seed: int, numbers: Sequence[int], z: int) -> Tensor:
     """(N, Z) normal noise, on the CPU: vector `number` of a seed is the same whichever others are asked for."""
-    vectors = []
-    for number in numbers:
-        digest = hashlib.sha256(f"{seed}/{number}".encode()).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
-        vectors.append(torch.randn(z, generator=generator))
+    vectors = [torch.randn(z, generator=torch.Generator().manual_seed(_mixed(seed, number))) for number in numbers]
     return torch.stack(vectors) if vectors else torch.zeros(0, z)
+
+
+@torch.no_grad()
+def draw_masks(
+    model: SynthesisModel, masks: Sequence[Tensor], seed: int = 0, numbers: Sequence[int] | None = None
+) -> list[Tensor]:
+    """An image (C, H, W) in [0, 1], on the CPU, of each label map (H, W), all of one size.
+
+    numbers  of the noise vectors of the seed; by default 0, 1, …
+    """
+    numbers = range(len(masks)) if numbers is None else numbers
+    was_training, devices = model.training, [model.device] if model.device.type == "cuda" else []
+    model.eval()
+    images: list[Tensor] = []
+    try:
+        with torch.random.fork_rng(devices=devices):
+            for first in range(0, len(masks), TOGETHER):
+                some = torch.stack(list(masks[first : first + TOGETHER])).long().to(model.device)
+                noise = noise_of(seed, numbers[first : first + TOGETHER], model.z).to(model.device)
+                torch.manual_seed(_mixed(seed, numbers[first]))  # for those whose noise is dropout
+                images += model(some, noise).cpu().unbind()
+    finally:
+        model.train(was_training)
+    return images
 
 
 def between(first_Z: Tensor, last_Z: Tensor, steps: int) -> Tensor:
@@ -132,3 +157,7 @@ def between(first_Z: Tensor, last_Z: Tensor, steps: int) -> Tensor:
     if angle.sin() < 1e-4:
         return torch.lerp(first_Z[None], last_Z[None], share_N1)
     return (((1 - share_N1) * angle).sin() * first_Z + (share_N1 * angle).sin() * last_Z) / angle.sin()
+
+
+def _mixed(seed: int, number: int) -> int:
+    return int.from_bytes(hashlib.sha256(f"{seed}/{number}".encode()).digest()[:7], "big")

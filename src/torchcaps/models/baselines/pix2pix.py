@@ -48,8 +48,9 @@ class Pix2Pix(SynthesisModel):
             )
         self.multiple = 2**depth
         self.check_size(*self.image_shape[1:])
-        self.noise = Waves(z) if noise == "broadcast" else None
-        inputs = num_classes - 1 + (noise == "broadcast")
+        self.has_noise = noise == "broadcast"
+        self.noise = Waves(z) if self.has_noise else None
+        inputs = num_classes - 1 + self.has_noise
         widths = [channels * min(8, 2**level) for level in range(depth)]
         self.down = nn.ModuleList(
             _halve(before, after, first=level == 0, last=level == depth - 1)
@@ -73,7 +74,7 @@ class Pix2Pix(SynthesisModel):
         for level, (layer, skipped) in enumerate(zip(self.up, found[-2::-1])):
             seen = layer(seen)
             if level < DROPPED:
-                seen = functional.dropout(seen, 0.5, training=self.training or self.noise is None)
+                seen = functional.dropout(seen, 0.5, training=self.training or not self.has_noise)
             seen = torch.cat([seen, skipped], dim=1)
         return seen
 
