@@ -271,12 +271,11 @@ def predict(
 ) -> None:
     """Say what is on image files; of a model that finds masks, write these, and the images with them on top."""
     import torchcaps
-    from torchcaps.models import PixelModel, SynthesisModel
-    from torchcaps.predict import check_names, predict_file, segment_file
+    from torchcaps.models import PixelModel
+    from torchcaps.predict import check_finds, check_names, predict_file, segment_file
 
     loaded = torchcaps.load(model, _device(device))
-    if isinstance(loaded, SynthesisModel):
-        raise UserError("this model draws images from masks, and finds nothing in images: use `torchcaps generate`")
+    check_finds(loaded)
     if isinstance(loaded, PixelModel) != (out_ is not None):
         raise UserError(
             "--out is for models that find masks; this one names a class"

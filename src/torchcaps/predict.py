@@ -26,10 +26,15 @@ if TYPE_CHECKING:
 NONE = "none of these"
 
 
-def image_for(model: ImageModel, path: Path) -> Tensor:
-    """An image file as this model wants it: (1, C, H, W) in [0, 1], on its device."""
+def check_finds(model: ImageModel) -> None:
+    """Whether a model answers to images at all."""
     if isinstance(model, SynthesisModel):
         raise UserError("this model draws images from masks, and finds nothing in images: use `torchcaps generate`")
+
+
+def image_for(model: ImageModel, path: Path) -> Tensor:
+    """An image file as this model wants it: (1, C, H, W) in [0, 1], on its device."""
+    check_finds(model)
     height, width = model.resize_to
     return model.prepare(load_image(path, (model.image_shape[0], height, width))[None])
 

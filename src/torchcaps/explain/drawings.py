@@ -94,7 +94,7 @@ def figure_walk(walks: dict[str, Walk], *, title: str = "From one noise vector t
     """A row for each model: the images on its way."""
     frames = len(next(iter(walks.values())).images)
     height = 1.25 * aspect_of(next(iter(walks.values())).images)
-    figure = new_figure(1.25 * frames + 0.6, height * len(walks) + 0.9, title)
+    figure = new_figure(1.25 * frames + 0.6, height * len(walks) + (0.8 if title else 0.3), title)
     grid = figure.subplots(len(walks), frames, squeeze=False)
     for row, (name, each) in enumerate(walks.items()):
         for column, image in enumerate(each.images):

@@ -23,7 +23,9 @@ class CapsuleU(nn.Module):
     """
 
     def make_u(self, inputs: int, outputs: int, dim: int, width: float, routing: Routing, below: int = 0) -> None:
-        """inputs   channels of what the U is given
+        """Make the layers, whose weights are then the model's.
+
+        inputs   channels of what the U is given
         outputs  capsule types of its last layer, of `dim` dimensions each
         width    of every layer, as a multiple of the papers' types; 1 for 1.4 million parameters at 16 dimensions
         routing  "r3": three iterations everywhere but in the first capsules; "r1": one where the size stays, three

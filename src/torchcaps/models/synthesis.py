@@ -96,9 +96,9 @@ class Waves(nn.Module):
     """Noise (B, Z) over the whole image (B, 1, H, W): each number is the strength of a wave of its own.
 
     Of a vector that is the same at every pixel a convolution makes nothing but one shade. So each number is given a
-    wave, whose length and direction are fixed: they fill the disc of all that pixels can show. The sum of the waves is
-    noise of deviation 1, other for each vector, at no parameters and for images of any size. (With a learned weight for
-    each wave a generator takes to a few of them, and draws patterns.)
+    wave of fixed direction and frequency, these evenly spaced up to the highest that pixels can show: some are as wide
+    as an image, most as fine as its grain. Their sum is noise of deviation 1, other for each vector, at no parameters
+    and for images of any size. (With a learned weight for each wave a generator takes to a few, and draws patterns.)
     """
 
     frequencies: Tensor
@@ -107,7 +107,7 @@ class Waves(nn.Module):
     def __init__(self, z: int):
         super().__init__()
         number = torch.arange(z)
-        radius, angle = 0.5 * ((number + 0.5) / z).sqrt(), GOLDEN * number  # cycles a pixel
+        radius, angle = 0.5 * (number + 0.5) / z, GOLDEN * number  # cycles a pixel
         self.register_buffer("frequencies", 2 * math.pi * radius * torch.stack([angle.sin(), angle.cos()]), False)
         self.register_buffer("phases", 2 * math.pi * ((number * math.sqrt(2)) % 1), False)
 
