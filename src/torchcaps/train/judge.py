@@ -27,9 +27,7 @@ from torchcaps.train.segment import Segment, evaluate_masks
 from torchcaps.train.setup import make_state, seeded
 from torchcaps.train.watch import Quiet
 
-DRAWS = (
-    4  # images of every label map to train on: drawn with other noise each, or the real one as often; an even number
-)
+DRAWS = 4  # images of every label map to train on, with other noise each, or the real one so often; an even number
 HELD_OUT = 1000  # seed of the noise of label maps that are not trained on
 
 
