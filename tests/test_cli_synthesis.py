@@ -138,6 +138,7 @@ def test_masks_of_other_sizes_are_drawn_if_that_is_asked_for(call, models, tmp_p
         (["eval", "MODEL", "--suite", "affine"], "draws images, and the suites"),
         (["train", "capspix2pix", "--data", "digits", "--set", "augment.crop=0"], "it learns from images with masks"),
         (["train", "capspix2pix", "--data", "PAIRS", "--set", "augment.crop=20"], "multiples of 8"),
+        (["train", "capspix2pix", "--data", "PAIRS", "--set", "augment.crop=8"], "windows of at least 12 pixels"),
         (["train", "capspix2pix", "--data", "PAIRS", "--set", "loss.dice=1"], "loss.dice is not for drawn images"),
     ],
 )

@@ -65,6 +65,15 @@ def make_optimizer(
 
 
 def _rival(model: SynthesisModel, recipe: Recipe) -> Discriminator:
+    side, needed = (
+        min(model.image_shape[1:]),
+        3 * 2**recipe.discriminator.depth,
+    )  # what is left of it for the last layers
+    if side < needed:
+        raise UserError(
+            f"discriminator.depth={recipe.discriminator.depth}: it needs windows of at least {needed} pixels, these "
+            f"have {side}; give a smaller depth, or a larger augment.crop"
+        )
     options = recipe.discriminator.model_dump(exclude={"lr"})
     return Discriminator(model.num_classes - 1 + model.image_shape[0], **options)
 
