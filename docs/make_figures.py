@@ -9,6 +9,7 @@ make figures
 from __future__ import annotations
 
 import csv
+import json
 import re
 from pathlib import Path
 
@@ -19,12 +20,17 @@ from torchcaps import explain
 from torchcaps.bench.plot import figure_scaling
 from torchcaps.data import load_data
 from torchcaps.errors import UserError
+from torchcaps.models import SynthesisModel
+from torchcaps.models.synthesis import draw_masks
+from torchcaps.train.judge import judge_tables
 from torchcaps.train.reproduce import fill_results
 
 ROOT = Path(__file__).parent.parent
 PICTURES = ROOT / "docs" / "pictures"
 # <!-- table: FILE --> or <!-- table: FILE where COLUMN=VALUE,… show COLUMN,… -->
 TABLE = re.compile(r"(<!-- table: (\S+)(?: where (\S+))?(?: show (\S+))? -->\n).*?(<!-- end of table -->)", re.DOTALL)
+
+JUDGED = re.compile(r"(<!-- judged: (\S+) -->\n).*?(<!-- end of judged -->)", re.DOTALL)
 
 
 def main() -> None:
@@ -49,9 +55,11 @@ def main() -> None:
         paper_pictures()
     except UserError as error:
         print(f"the paper's figures stay as they are: {error}")
+    synthesis_pictures()
     save("scaling", figure_scaling(read_rows("benchmarks/results/h200.csv")))
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
         fill_tables(page)
+        fill_judged(page)
         fill_results(page, ROOT / "docs" / "results")
 
 
@@ -65,6 +73,36 @@ def paper_pictures() -> None:
     save("figure-3", explain.figure_digit_examples(examples))
     save("figure-4", explain.figure_perturbations(explain.perturbations(model, images, test.targets)))
     save("couplings", explain.figure_coupling_maps(images[:3], explain.coupling_maps(model, images[:3])))
+
+
+def synthesis_pictures() -> None:
+    """Those of the talk on CapsPix2Pix: variations, interpolation, and the last capsule's features on the way."""
+    model = torchcaps.load("capspix2pix-axons")
+    assert isinstance(model, SynthesisModel)
+    test = load_data(**model.trained_by["data"]).test
+    assert test is not None
+    masks, real = test.masks[:4], [image / 255 for image in test.images[:4]]
+    drawn = [torch.stack(some) for some in zip(*(draw_masks(model, masks, seed) for seed in range(3)))]
+    save("synthesis-drawings", explain.figure_drawings(masks, real, drawn))
+    walked = explain.walk(model, test.masks[2])
+    save("synthesis-interpolation", explain.figure_walk({"": walked}, title=""))
+    title = "The last capsule's dimensions from one noise vector to another"
+    save("synthesis-features", explain.figure_walk_features(explain.walk(model, test.masks[2], frames=4), title=title))
+
+
+def fill_judged(page: Path) -> None:
+    """Put the tables of a judge.json that a page names between the two marks that name it, if there is such a file."""
+
+    def tables(match: re.Match[str]) -> str:
+        path = ROOT / match[2]
+        if not path.is_file():
+            return match[0]
+        parts = []
+        for head, rows in judge_tables(json.loads(path.read_text(encoding="utf-8"))):
+            parts.append("".join(f"| {' | '.join(line)} |\n" for line in (head, ["---"] * len(head), *rows)))
+        return match[1] + "\n".join(parts) + match[3]
+
+    page.write_text(JUDGED.sub(tables, page.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 def fill_tables(page: Path) -> None:

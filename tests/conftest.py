@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+import warnings
 
 import hypothesis
 import numpy as np
@@ -24,6 +26,23 @@ def _same_start(monkeypatch, tmp_path_factory):
     monkeypatch.delenv("TORCHCAPS_BACKEND", raising=False)
     monkeypatch.setenv("TORCHCAPS_DATA", str(tmp_path_factory.mktemp("data")))
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def call(monkeypatch, capsys):
+    """call("predict", …) → (exit code, what it printed, what it complained of)"""
+    from torchcaps import cli
+
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["torchcaps", *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        printed = capsys.readouterr()
+        return end.value.code, printed.out, printed.err
+
+    return run
 
 
 @pytest.fixture(scope="session")

@@ -2,14 +2,11 @@
 
 import json
 import shutil
-import sys
-import warnings
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from torchcaps import cli
 from torchcaps.data import draw_axons
 from torchcaps.models import create_model, save
 
@@ -17,21 +14,6 @@ TINY = [
     *("augment.crop=16", "model.channels=2", "model.width=0.5", "train.epochs=1", "train.batch_size=16"),
     *("data.validation=2", "data.test=2"),
 ]
-
-
-@pytest.fixture
-def call(monkeypatch, capsys):
-    """call("predict", …) → (exit code, what it printed, what it complained of)"""
-    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["torchcaps", *map(str, arguments)])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        printed = capsys.readouterr()
-        return end.value.code, printed.out, printed.err
-
-    return run
 
 
 @pytest.fixture(scope="module")

@@ -31,6 +31,14 @@ def test_segmentation_from_python_runs_as_the_page_says():
     assert found["picture"].shape == (64, 64, 3)
 
 
+def test_synthesis_from_python_runs_as_the_page_says():
+    (example,) = re.findall(r"```python\n(.*?)```", (DOCS / "synthesis.md").read_text(encoding="utf-8"), re.DOTALL)
+    found: dict = {}
+    exec(compile(example, "docs/synthesis.md", "exec"), found)
+    assert found["image"].shape == (1, 1, 64, 64)
+    assert len(found["images"]) == 4
+
+
 def test_the_settings_that_pages_name_are_settings():
     named = 0
     for page in DOCS.glob("*.md"):

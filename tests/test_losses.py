@@ -6,9 +6,12 @@ import pytest
 import torch
 
 from torchcaps.losses import (
+    IGNORED,
+    adversarial_loss,
     combine,
     cross_entropy,
     dice_loss,
+    l1_loss,
     margin_loss,
     mask_cross_entropy,
     mask_margin_loss,
@@ -230,3 +233,26 @@ def test_masks_that_do_not_fit_are_told(loss, presence, masks):
         masked_reconstruction_loss(torch.rand(presence), torch.rand(presence), torch.zeros(masks))
     with pytest.raises(ValueError, match="masked_reconstruction_loss: shapes differ"):
         masked_reconstruction_loss(torch.rand(presence), torch.rand(2, 3, 4, 5), torch.zeros(masks))
+
+
+def test_adversarial_losses_by_hand():
+    logits = torch.tensor([[[[0.0, 2.0]]], [[[-1.0, -1.0]]]])
+    half, two = torch.tensor(2.0).log(), (1 + torch.tensor(-2.0).exp()).log()
+    one = (1 + torch.tensor(1.0).exp()).log()
+    assert adversarial_loss(logits, True).tolist() == pytest.approx([float(half + two) / 2, float(one)])
+    assert adversarial_loss(logits, False).tolist() == pytest.approx([float(half + two + 2) / 2, float(one) - 1])
+    # of the cross-entropy with a target of 0.9, a tenth of the logit is taken off the loss for 1
+    assert adversarial_loss(logits, True, smoothing=0.1)[1].item() == pytest.approx(float(one) - 0.1)
+    assert adversarial_loss(logits, True, kind="least_squares").tolist() == [1.0, 4.0]
+    assert adversarial_loss(logits, False, kind="least_squares").tolist() == [2.0, 1.0]
+    assert adversarial_loss(logits, True, kind="least_squares", smoothing=0.5)[1].item() == pytest.approx(2.25)
+    with pytest.raises(ValueError, match="'hinge'"):
+        adversarial_loss(logits, True, kind="hinge")
+
+
+def test_the_distance_of_images_leaves_out_what_is_ignored():
+    drawn, images = torch.zeros(2, 1, 1, 4), torch.tensor([[[[0.5, 1.0, 0.0, 0.9]]], [[[0.1, 0.2, 0.3, 0.4]]]])
+    masks = torch.tensor([[[0, 1, 1, IGNORED]], [[0, 0, 0, 0]]])
+    assert l1_loss(drawn, images, masks).tolist() == pytest.approx([0.5, 0.25])
+    with pytest.raises(ValueError, match="shapes differ"):
+        l1_loss(drawn[:, :, :, 1:], images, masks)

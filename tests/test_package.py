@@ -127,6 +127,8 @@ def test_recipes_of_every_kind_run_for_two_steps(name, small_data_sets, tmp_path
         overrides.append("model.channels=8")  # most of the multiplications are there
     elif recipe.model.name in ("segcaps", "unet"):
         overrides += ["model.channels=2", "augment.crop=16"]
+    elif "pix2pix" in recipe.model.name:
+        overrides += ["model.channels=2", "augment.crop=16", "discriminator.channels=2", "discriminator.depth=1"]
     folder = run.start_run(load_recipe(name, overrides), out=tmp_path / "run", device="cpu")
     assert (folder / "summary.json").is_file()
     assert torchcaps.load(folder).parameter_count() > 0

@@ -6,7 +6,7 @@ import json
 import sys
 import warnings
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, cast
 
 import typer
 from rich.console import Console
@@ -15,6 +15,9 @@ from rich.table import Table
 
 from torchcaps._version import __version__
 from torchcaps.errors import UserError
+
+if TYPE_CHECKING:
+    from torchcaps.models import SynthesisModel
 
 app = typer.Typer(
     help="Capsule networks for PyTorch: train, measure, explain. Add --debug to any command for a full traceback.",
@@ -28,6 +31,9 @@ err = Console(stderr=True)
 
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
 Model = Annotated[str, typer.Argument(help="A run folder, a model folder, a .safetensors file or a shipped name.")]
+AnySize = Annotated[
+    bool, typer.Option("--any-size", help="Of a model that draws: also masks of another size than it learned from.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
@@ -94,17 +100,30 @@ def evaluate(
         str | None,
         typer.Option(help="Change the images: affine, corruption, adversarial, equivariance, scrambled or crowding."),
     ] = None,
-    against: Annotated[str | None, typer.Option(help="With --suite: a second model, on the same images.")] = None,
+    against: Annotated[
+        str | None, typer.Option(help="With --suite, and of a model that draws: a second model, on the same images.")
+    ] = None,
     n: Annotated[int, typer.Option("--n", help="With --suite: so many test images, of each class alike.", min=1)] = 500,
     seed: Annotated[int, typer.Option(help="With --suite: of the images chosen, noise and attacks.")] = 0,
     out_: Annotated[
-        Path | None, typer.Option("--out", help="With --suite: folder for <suite>.json and <suite>.png.")
+        Path | None,
+        typer.Option("--out", help="With --suite: folder for <suite>.json and <suite>.png; or for judge.json."),
+    ] = None,
+    seeds: Annotated[
+        int, typer.Option(help="Of a model that draws: U-Nets trained on each kind of images.", min=1)
+    ] = 3,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Of a model that draws: a setting of the U-Net's recipe.")
     ] = None,
     device: Device = "cpu",
     as_json: AsJson = False,
 ) -> None:
-    """Measure a model on a test set: that of its own training data, or all of --data."""
+    """Measure a model on a test set: that of its own training data, or all of --data.
+
+    A model that draws is judged by the Dice, on real images, of U-Nets trained on what it draws.
+    """
     import torchcaps
+    from torchcaps.models import SynthesisModel
     from torchcaps.train.evaluate import evaluate_model
 
     if suite is not None and views:
@@ -112,9 +131,17 @@ def evaluate(
     if suite is not None:
         _measure_suite(suite, model, against, data, n, seed, out_, device, as_json)
         return
+    loaded = torchcaps.load(model, _device(device))
+    if isinstance(loaded, SynthesisModel):
+        if views:
+            raise UserError("--views: it is for models that name a class, not for those that draw")
+        _judge(loaded, model, against, data, seeds, set_ or [], out_, as_json)
+        return
     if against or out_:
-        raise UserError("--against and --out go with --suite")
-    figures = evaluate_model(torchcaps.load(model, _device(device)), data, views=views)
+        raise UserError("--against and --out go with --suite, or with a model that draws")
+    if set_:
+        raise UserError("--set goes with a model that draws: it is a setting of the U-Net that judges it")
+    figures = evaluate_model(loaded, data, views=views)
     if as_json:
         print(json.dumps({"model": model, **figures}))
         return
@@ -134,6 +161,35 @@ def _print_masks(model: str, figures: dict[str, Any]) -> None:
         table.add_row(escape(name), f"{values['dice']:.2%}", f"{values['iou']:.2%}", f"{values['hausdorff95']:.2f}")
     out.print(table, highlight=False)
     out.print(f"wrong pixels {figures['pixel_error']:.2%}, loss {figures['loss']:.4f}", highlight=False)
+
+
+def _judge(
+    model: SynthesisModel,
+    name: str,
+    against: str | None,
+    data: str | None,
+    seeds: int,
+    overrides: list[str],
+    folder: Path | None,
+    as_json: bool,
+) -> None:
+    import torchcaps
+    from torchcaps.generate import drawing_model
+    from torchcaps.train.judge import judge, judge_tables
+
+    other = None if against is None else drawing_model(torchcaps.load(against, model.device))
+    settings: dict[str, Any] = {"data": data, "seeds": seeds, "overrides": overrides, "out": folder}
+    result = judge(model, against=other, names=(name, against or ""), **settings, console=None if as_json else out)
+    if as_json:
+        print(json.dumps(result))
+        return
+    for heading, rows in judge_tables(result):
+        table = Table(*map(escape, heading), box=None, pad_edge=False)
+        for row in rows:
+            table.add_row(*map(escape, row))
+        out.print(table, highlight=False)
+    if folder is not None:
+        out.print(str(folder / "judge.json"), soft_wrap=True, highlight=False, markup=False)
 
 
 def _measure_suite(
@@ -216,9 +272,10 @@ def predict(
     """Say what is on image files; of a model that finds masks, write these, and the images with them on top."""
     import torchcaps
     from torchcaps.models import PixelModel
-    from torchcaps.predict import check_names, predict_file, segment_file
+    from torchcaps.predict import check_finds, check_names, predict_file, segment_file
 
     loaded = torchcaps.load(model, _device(device))
+    check_finds(loaded)
     if isinstance(loaded, PixelModel) != (out_ is not None):
         raise UserError(
             "--out is for models that find masks; this one names a class"
@@ -273,18 +330,61 @@ def _table_of_masks(answers: list[dict[str, Any]]) -> Table:
 
 
 @app.command()
+def generate(
+    model: Model,
+    masks: Annotated[list[Path], typer.Argument(help="Mask files: the label maps to draw.")],
+    out_: Annotated[Path, typer.Option("--out", help="Folder for the images.")],
+    n: Annotated[int, typer.Option("--n", help="Images of each mask, by as many noise vectors.", min=1)] = 4,
+    seed: Annotated[int, typer.Option(help="Of the noise: the same seed gives the same files.", min=0)] = 0,
+    interpolate: Annotated[
+        tuple[int, int] | None,
+        typer.Option(help="Instead, a film from one noise vector to another, by their numbers.", metavar="Z1 Z2"),
+    ] = None,
+    frames: Annotated[int, typer.Option(help="With --interpolate: images of the film.", min=2)] = 16,
+    any_size: AnySize = False,
+    device: Device = "cpu",
+    as_json: AsJson = False,
+) -> None:
+    """Draw images from masks, each by noise of its own; or a film from one of them to another."""
+    import torchcaps
+    from torchcaps.generate import drawing_model, generate_files, interpolate_files
+
+    loaded = drawing_model(torchcaps.load(model, _device(device)))
+    if interpolate is None:
+        answers = generate_files(loaded, masks, out_, n, seed, any_size)
+    else:
+        if min(interpolate) < 0:
+            raise UserError(f"--interpolate {interpolate[0]} {interpolate[1]}: noise vectors are numbered from 0 on")
+        answers = interpolate_files(loaded, masks, out_, interpolate, frames, seed, any_size)
+    if as_json:
+        print(json.dumps(answers, indent=2))
+        return
+    for answer in answers:
+        for path in answer["images"]:
+            out.print(path, soft_wrap=True, highlight=False, markup=False)
+
+
+@app.command()
 def explain(
     model: Model,
-    image: Annotated[Path, typer.Argument(help="An image file.")],
+    image: Annotated[Path, typer.Argument(help="An image file; of a model that draws, a mask.")],
     out_: Annotated[Path, typer.Option("--out", help="Folder for the figures.")],
     target: Annotated[str | None, typer.Option(help="Explain this class instead of the predicted one.")] = None,
+    against: Annotated[str | None, typer.Option(help="Of a model that draws: a second one beside it.")] = None,
+    any_size: AnySize = False,
     device: Device = "cpu",
 ) -> None:
-    """Show what a capsule network saw in an image: reconstruction, sweep, routing; of masks, every layer's maps."""
+    """Show what a capsule network saw in an image: reconstruction, sweep, routing; of masks, every layer's maps.
+
+    Of a model that draws: images of a mask, and the last layer's features from one noise vector to another.
+    """
     import torchcaps
     from torchcaps.predict import explain_file
 
-    for path in explain_file(torchcaps.load(model, _device(device)), image, out_, target):
+    place = _device(device)
+    other = None if against is None else torchcaps.load(against, place)
+    loaded = torchcaps.load(model, place)
+    for path in explain_file(loaded, image, out_, target, against=other, any_size=any_size):
         out.print(str(path), soft_wrap=True, highlight=False, markup=False)
 
 

@@ -159,6 +159,36 @@ def masked_reconstruction_loss(reconstruction: Tensor, images: Tensor, masks: Te
     return _mean_over_pixels(error.mean(1), masks != IGNORED)
 
 
+def adversarial_loss(logits: Tensor, real: bool, *, kind: str = "bce", smoothing: float = 0.0) -> Tensor:
+    """How far a discriminator's answers are from taking images for real, or for drawn; averaged over patches.
+
+    logits     (B, …)  one for each patch
+    kind       "bce": binary cross-entropy; "least_squares": the squared distance from 1 or 0 (Mao et al. 2017)
+    smoothing  real is 1 less this much, so that a discriminator is never sure (one-sided, Salimans et al. 2016)
+    returns    (B,)
+    """
+    values = _at_least_float32(logits).flatten(1)
+    wanted = torch.full_like(values, 1 - smoothing if real else 0.0)
+    if kind == "least_squares":
+        return (values - wanted).square().mean(1)
+    if kind != "bce":
+        raise ValueError(f"adversarial_loss: kind must be 'bce' or 'least_squares', got {kind!r}")
+    return functional.binary_cross_entropy_with_logits(values, wanted, reduction="none").mean(1)
+
+
+def l1_loss(drawn: Tensor, images: Tensor, masks: Tensor) -> Tensor:
+    """The absolute difference, averaged over channels and pixels.
+
+    drawn, images  (B, C, H, W)
+    masks          (B, H, W)  class ids: 255 is ignored
+    returns        (B,)
+    """
+    if drawn.shape != images.shape:
+        raise ValueError(f"l1_loss: shapes differ, {tuple(drawn.shape)} and {tuple(images.shape)}")
+    check_masks("l1_loss", images, masks)
+    return _mean_over_pixels((_at_least_float32(drawn) - images).abs().mean(1), masks != IGNORED)
+
+
 def check_masks(name: str, values: Tensor, masks: Tensor) -> None:
     if values.ndim != 4 or values.shape[:1] + values.shape[2:] != masks.shape:
         shapes = f"{tuple(values.shape)} and {tuple(masks.shape)}"

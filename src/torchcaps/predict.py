@@ -14,7 +14,9 @@ from torch import Tensor
 from torchcaps import explain
 from torchcaps.data import load_image, read_picture
 from torchcaps.errors import UserError, did_you_mean
-from torchcaps.models import ImageModel, PixelModel
+from torchcaps.explain.files import write_png
+from torchcaps.generate import drawing_model, explain_drawing
+from torchcaps.models import ImageModel, PixelModel, SynthesisModel
 from torchcaps.models.pixels import found_in
 from torchcaps.models.tiles import presence_of
 
@@ -24,8 +26,15 @@ if TYPE_CHECKING:
 NONE = "none of these"
 
 
+def check_finds(model: ImageModel) -> None:
+    """Whether a model answers to images at all."""
+    if isinstance(model, SynthesisModel):
+        raise UserError("this model draws images from masks, and finds nothing in images: use `torchcaps generate`")
+
+
 def image_for(model: ImageModel, path: Path) -> Tensor:
     """An image file as this model wants it: (1, C, H, W) in [0, 1], on its device."""
+    check_finds(model)
     height, width = model.resize_to
     return model.prepare(load_image(path, (model.image_shape[0], height, width))[None])
 
@@ -81,7 +90,7 @@ def segment_file(model: PixelModel, path: Path, folder: Path) -> dict[str, Any]:
     pictures = {"masks": values.numpy().astype(np.uint8), "overlays": explain.overlay(image.float() / 255, found)}
     files = {kind: folder / kind / f"{path.stem}.png" for kind in pictures}
     for kind, pixels in pictures.items():
-        _write_png(files[kind], pixels)
+        write_png(files[kind], pixels)
     return {
         "file": str(path),
         "size": list(found.shape),
@@ -91,28 +100,29 @@ def segment_file(model: PixelModel, path: Path, folder: Path) -> dict[str, Any]:
     }
 
 
-def _write_png(path: Path, pixels: np.ndarray) -> None:
-    """(H, W) or (H, W, 3) uint8; a file is either the old one or the new one, never half of either."""
-    from PIL import Image
-
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(pixels).save(aside, format="png")
-        os.replace(aside, path)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
-    finally:
-        aside.unlink(missing_ok=True)
-
-
-def explain_file(model: ImageModel, path: Path, folder: Path, target: str | None = None) -> list[Path]:
+def explain_file(
+    model: ImageModel,
+    path: Path,
+    folder: Path,
+    target: str | None = None,
+    *,
+    against: ImageModel | None = None,
+    any_size: bool = False,
+) -> list[Path]:
     """Write what a model saw in an image file as figures, and the numbers behind them; returns the files.
 
     Of a model that names a class: lengths, reconstruction, sweep, routing. Of one that finds masks: the mask over the
-    image, what was redrawn, the capsules of every layer, and where they were routed.
+    image, what was redrawn, the capsules of every layer, and where they were routed. Of one that draws, the file is a
+    mask: images of it, and the way from one to another, if asked for `against` a second model.
     """
-    if isinstance(model, PixelModel):
+    if isinstance(model, SynthesisModel):
+        if target is not None:
+            raise UserError("--target: this model draws every class at once; leave it away")
+        rival = None if against is None else drawing_model(against)
+        figures, arrays = explain_drawing(model, path, rival, any_size)
+    elif against is not None or any_size:
+        raise UserError("--against and --any-size are for models that draw; this one does not")
+    elif isinstance(model, PixelModel):
         if target is not None:
             raise UserError("--target: this model finds every class at once; leave it away")
         figures, arrays = _explain_pixels(model, path)

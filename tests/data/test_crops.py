@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from torchcaps.data import Crops, Segments, epoch_size, resident
+from torchcaps.data import Crops, Segments, epoch_size, resident, tiles
 from torchcaps.errors import UserError
 
 RNG = np.random.default_rng(0)
@@ -131,3 +131,17 @@ def test_without_changes_every_pixel_is_as_likely_at_the_edge_as_inside():
     masks = resident(data, "cpu", crop=12, rotate=20.0).take(torch.zeros(8, dtype=torch.long), seeded()).targets
     assert (masks[:, 4:8, 4:8] == 1).all()
     assert (masks == 255).any()
+
+
+def test_tiles_lie_side_by_side_about_the_middle():
+    segments = several((9, 13), (3, 4))
+    cut = tiles(segments, 4, 4)
+    assert len(cut) == 2 * 3 + 1
+    assert (cut.names[:2], cut.names[-1]) == ((f"{segments.names[0]}-0", f"{segments.names[0]}-1"), segments.names[1])
+    rows = [torch.cat(cut.images[3 * row : 3 * row + 3], 2) for row in range(2)]
+    assert torch.equal(torch.cat(rows, 1), segments.images[0][:, :8, :12])
+    assert torch.equal(cut.masks[4], segments.masks[0][4:8, 4:8])
+    small = cut.masks[-1]
+    assert torch.equal(small[:3], segments.masks[1])  # a row is missing below, and is ignored
+    assert (small[3] == 255).all()
+    assert torch.equal(cut.images[-1][:, 3], segments.images[1][:, 1])

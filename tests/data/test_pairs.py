@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from torchcaps.data import Segments, Splits, load_pairs, read_pairs, split_pairs
+from torchcaps.data import Segments, Splits, load_pairs, read_label, read_pairs, split_pairs
 from torchcaps.data.pairs import LAYOUT
 from torchcaps.errors import UserError
 
@@ -373,3 +373,27 @@ def test_the_fingerprint_sees_shapes():
     tall = Segments([torch.zeros(1, 3, 2).byte()], [torch.zeros(3, 2).byte()], flat.class_names, flat.names)
     first, second = (Splits(part, None, None, "pairs") for part in (flat, tall))
     assert first.fingerprint() != second.fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("values", "classes", "positive", "expected"),
+    [
+        ([[0, 255]], 2, None, [[0, 1]]),
+        ([[0, 0]], 2, None, [[0, 0]]),
+        ([[0, 1]], 2, None, [[0, 1]]),
+        ([[0, 1, 255]], 2, None, [[0, 1, 255]]),
+        ([[0, 255]], 2, 0, [[1, 0]]),
+        ([[2, 255]], 3, None, [[2, 255]]),
+        ([[0, 255]], 3, None, [[0, 255]]),
+        ([[7, 9]], 2, 7, [[1, 0]]),
+    ],
+)
+def test_a_label_means_what_it_does_to_a_model(tmp_path, values, classes, positive, expected):
+    save(tmp_path / "a.png", np.array(values, dtype=np.uint8))
+    assert read_label(tmp_path / "a.png", classes, positive).tolist() == expected
+
+
+def test_a_label_of_unknown_values_is_refused(tmp_path):
+    save(tmp_path / "a.png", np.array([[0, 3, 77]], dtype=np.uint8))
+    with pytest.raises(UserError, match=r"a\.png has the values 0, 3, 77, 2 of which .* class ids are 0 to 1, or"):
+        read_label(tmp_path / "a.png", 2)

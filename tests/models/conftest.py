@@ -16,6 +16,7 @@ from torchcaps.losses import (
 )
 from torchcaps.models import create_model, list_models
 from torchcaps.models.pixels import PixelModel
+from torchcaps.models.synthesis import SynthesisModel
 
 SMALLEST = {  # a model that is not named here is tried at its default size
     "capsnet": {"image_shape": (1, 18, 18)},
@@ -34,6 +35,10 @@ SMALLEST = {  # a model that is not named here is tried at its default size
     "matched_cnn": {"image_shape": (1, 12, 12), "parameters": 50_000},
     "segcaps": {"image_shape": (1, 16, 16), "channels": 4, "width": 0.5},
     "unet": {"image_shape": (1, 16, 16), "channels": 4, "depth": 2},
+    "capspix2pix": {"image_shape": (1, 16, 16), "channels": 4, "width": 0.5, "z": 7},
+    "capspix2pix_small": {"image_shape": (1, 16, 16), "channels": 4},
+    "pix2pix": {"image_shape": (1, 16, 16), "channels": 4, "z": 7},
+    "pix2pix_small": {"image_shape": (1, 16, 16), "channels": 4},
 }
 
 
@@ -52,6 +57,8 @@ def small():
 def loss_of():
     def loss_of(model, images, targets):
         out = model(images, targets)
+        if isinstance(model, SynthesisModel):  # whatever is there is bright
+            return (out[:, 0] - 0.9 * (images > 0)).square().mean()
         if isinstance(model, PixelModel):
             loss = mask_cross_entropy(out.lengths, targets)
             if out.reconstruction is not None:
@@ -70,9 +77,13 @@ def loss_of():
 
 @pytest.fixture
 def batch():
-    """Random images, brighter from class to class, and their class ids, or masks: batch(model, 8)."""
+    """Random images, brighter from class to class, and their class ids, or masks: batch(model, 8). Of a model that
+    draws, masks and noise."""
 
     def batch(model, B):
+        if isinstance(model, SynthesisModel):
+            masks = torch.rand(B, *model.image_shape[1:]) * model.num_classes
+            return masks.long(), torch.randn(B, model.z)
         if isinstance(model, PixelModel):
             images = torch.rand(B, *model.image_shape)
             return images, (images[:, 0] * model.num_classes).long()

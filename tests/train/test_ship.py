@@ -31,7 +31,8 @@ def test_every_shipped_model_is_small_says_how_it_was_made_and_is_the_one_of_its
         assert model.parameter_count() == card["parameters"]
         assert model.trained_by["data"]["source"] == card["data"]
         assert f"torchcaps train {card['recipe']} --seed {card['seed']}" in page
-        assert f"({round(card['error'] * card['n'])} wrong)" in page
+        words = f"Dice {card['dice']:.2%}" if "dice" in card else f"({round(card['error'] * card['n'])} wrong)"
+        assert words in page
 
 
 @pytest.mark.parametrize("name", EMBEDDED)
@@ -53,6 +54,18 @@ def test_ship_halves_the_file_and_measures_what_it_wrote(tmp_path):
     assert "torchcaps train digits --seed 0" in card
     assert facts["error"] == evaluate_model(torchcaps.load(folder))["error"]
     assert next(torchcaps.load(folder).parameters()).dtype == torch.float32
+
+
+def test_a_generator_is_shipped_with_the_dice_of_those_that_learned_from_it(tmp_path, monkeypatch):
+    monkeypatch.setattr("torchcaps.data.mask_sources.AXONS", 6)
+    monkeypatch.setattr("torchcaps.data.mask_sources.TEST_AXONS", 3)
+    monkeypatch.setattr("torchcaps.train.judge.DRAWS", 2)
+    settings = ["model.channels=2", "augment.crop=16", "data.image_size=16", "discriminator.channels=2"]
+    run = start_run(load_recipe("capspix2pix", [*settings, "train.epochs=1"]), out=tmp_path / "run", device="cpu")
+    facts = ship(run, "mine", tmp_path / "shelf")
+    card = json.loads((tmp_path / "shelf" / "mine" / "card.json").read_text())
+    assert (card["dice"], card["n"], card["data"]) == (facts["dice"], 3, "axons")
+    assert f"Dice {card['dice']:.2%}" in (tmp_path / "shelf" / "mine" / "README.md").read_text()
 
 
 def test_unfinished_run_is_not_shipped(tmp_path):

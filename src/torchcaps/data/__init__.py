@@ -3,13 +3,13 @@
 from torchcaps.data.augment import augment, centre_crop
 from torchcaps.data.axons import AxonParameters, draw_axons
 from torchcaps.data.batches import Batch, Resident, batches, class_weights, epoch_order, num_batches
-from torchcaps.data.crops import Crops
+from torchcaps.data.crops import Crops, tiles
 from torchcaps.data.dataset import Dataset, Examples, Splits
 from torchcaps.data.download import dataset_folder
 from torchcaps.data.idx import read_idx
 from torchcaps.data.images import load_image
 from torchcaps.data.mask_sources import MASK_SOURCES
-from torchcaps.data.pairs import load_pairs, read_pairs, read_picture
+from torchcaps.data.pairs import load_pairs, read_label, read_pairs, read_picture
 from torchcaps.data.resident import epoch_size, resident
 from torchcaps.data.segments import Segments, split_pairs
 from torchcaps.data.sources import SOURCES, load_data, named_data
@@ -39,8 +39,10 @@ __all__ = [
     "named_data",
     "num_batches",
     "read_idx",
+    "read_label",
     "read_pairs",
     "read_picture",
     "resident",
     "split_pairs",
+    "tiles",
 ]

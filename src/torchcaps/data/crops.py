@@ -35,7 +35,7 @@ class Crops:
             raise UserError("there are no images to take windows from")
         self.device, self.crop, self.channels, self.changes = torch.device(device), crop, segments.channels, changes
         self._border = _border(crop, **changes)
-        pairs = (_continued(*pair, crop, self._border) for pair in zip(segments.images, segments.masks))
+        pairs = (_continued(*pair, (crop, crop), self._border) for pair in zip(segments.images, segments.masks))
         images, masks = zip(*pairs)
         sizes_N2 = torch.tensor([mask.shape for mask in masks])
         area_N = sizes_N2.prod(1)
@@ -95,11 +95,27 @@ def _border(
     return math.ceil((grown - crop) / 2 + 3 * elastic) + shift
 
 
-def _continued(image_CHW: Tensor, mask_HW: Tensor, side: int, border: int) -> tuple[Tensor, Tensor]:
-    """The pair, larger by the border, and by more on every axis that is shorter than `side`."""
+def tiles(segments: Segments, height: int, width: int) -> Segments:
+    """Whole windows side by side, as many as each image has room for about its middle; a smaller image is continued by
+    its reflection, which its mask ignores."""
+    images, masks, names = [], [], []
+    for name, image, mask in zip(segments.names, segments.images, segments.masks):
+        larger, known = _continued(image, mask, (height, width), 0)
+        down, across = known.shape[0] // height, known.shape[1] // width
+        top, left = (known.shape[0] - down * height) // 2, (known.shape[1] - across * width) // 2
+        for number in range(down * across):
+            y, x = top + number // across * height, left + number % across * width
+            images.append(larger[:, y : y + height, x : x + width])
+            masks.append(known[y : y + height, x : x + width])
+            names.append(name if down * across == 1 else f"{name}-{number}")
+    return Segments(images, masks, segments.class_names, tuple(names))
+
+
+def _continued(image_CHW: Tensor, mask_HW: Tensor, sides: tuple[int, int], border: int) -> tuple[Tensor, Tensor]:
+    """The pair, larger by the border, and by more on every axis that is shorter than its side."""
     height, width = mask_HW.shape
-    rows, top = _reflected(height, side, border)
-    columns, left = _reflected(width, side, border)
+    rows, top = _reflected(height, sides[0], border)
+    columns, left = _reflected(width, sides[1], border)
     larger = mask_HW.new_full((len(rows), len(columns)), IGNORED)
     larger[top : top + height, left : left + width] = mask_HW
     return image_CHW[:, rows[:, None], columns], larger

@@ -89,6 +89,26 @@ def read_picture(path: Path, channels: int) -> Tensor:
     return set_channels(_as_tensor(pixels, white)[None], channels)[0]
 
 
+def read_label(path: Path, num_classes: int, positive: int | None = None) -> Tensor:
+    """One mask file as (H, W) uint8 class ids, by the meaning that its values have to a model.
+
+    positive  the value that is class 1, all others being 0; else values are ids, or of two classes 0 and 255 alone
+    """
+    values = _read_mask(path)
+    found = set(np.unique(values).tolist())
+    if positive is None and num_classes == 2 and found <= {0, IGNORED}:
+        positive = IGNORED
+    if positive is not None:
+        return torch.from_numpy((values == positive).astype(np.uint8))
+    if stray := found - {*range(num_classes), IGNORED}:
+        two = ", or 0 and 255 alone" if num_classes == 2 else ""
+        raise UserError(
+            f"{path} has the values {some(map(str, sorted(found)))}, {len(stray)} of which mean nothing to this model: "
+            f"class ids are 0 to {num_classes - 1}{two}"
+        )
+    return torch.from_numpy(values.astype(np.uint8))
+
+
 def read_pairs(
     folder: str | Path,
     *,

@@ -1,7 +1,16 @@
 """Why a model answers as it does: tensors in, arrays or figures out. matplotlib is imported when a figure is made."""
 
 from torchcaps.explain.charts import figure_confusion, figure_curves, figure_lengths, figure_mistakes
-from torchcaps.explain.features import LayerMaps, feature_maps, figure_couplings, figure_features
+from torchcaps.explain.drawings import (
+    Walk,
+    figure_drawings,
+    figure_walk,
+    figure_walk_features,
+    film_strip,
+    label_picture,
+    walk,
+)
+from torchcaps.explain.features import LayerMaps, drawing_maps, feature_maps, figure_couplings, figure_features
 from torchcaps.explain.figures import figure_reconstructions, figure_routing, figure_sweep
 from torchcaps.explain.masks import Compared, compare, error_map, figure_found, figure_masks, middle, overlay, redraw
 from torchcaps.explain.mistakes import confusion_matrix, precision_recall, predicted_classes, worst_mistakes
@@ -22,11 +31,13 @@ __all__ = [
     "Compared",
     "LayerMaps",
     "Reconstructions",
+    "Walk",
     "compare",
     "confusion_matrix",
     "coupling_entropy",
     "coupling_maps",
     "digit_examples",
+    "drawing_maps",
     "error_map",
     "feature_maps",
     "figure_confusion",
@@ -34,6 +45,7 @@ __all__ = [
     "figure_couplings",
     "figure_curves",
     "figure_digit_examples",
+    "figure_drawings",
     "figure_features",
     "figure_found",
     "figure_lengths",
@@ -44,6 +56,10 @@ __all__ = [
     "figure_reconstructions",
     "figure_routing",
     "figure_sweep",
+    "figure_walk",
+    "figure_walk_features",
+    "film_strip",
+    "label_picture",
     "maps_on_image",
     "middle",
     "overlay",
@@ -57,5 +73,6 @@ __all__ = [
     "routing_couplings",
     "routing_maps",
     "sweep",
+    "walk",
     "worst_mistakes",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -12,6 +13,8 @@ from torchcaps.capsules import Capsules
 from torchcaps.errors import UserError
 from torchcaps.explain.needs import evaluating
 from torchcaps.explain.style import STYLE, aspect_of, new_figure, plain_axes
+from torchcaps.models.capspix2pix import CapsPix2Pix
+from torchcaps.models.capsule_u import CapsuleU
 from torchcaps.models.segcaps import SegCaps
 
 if TYPE_CHECKING:
@@ -41,6 +44,18 @@ def feature_maps(model: nn.Module, image_CHW: Tensor) -> list[LayerMaps]:
     """
     if not isinstance(model, SegCaps):
         raise UserError(f"explain: a {type(model).__name__} has no capsules to look into; use segcaps")
+    return _maps(model, lambda: model.layers(model.padded(image_CHW[None].to(model.device))))
+
+
+def drawing_maps(model: nn.Module, mask_HW: Tensor, noise_Z: Tensor) -> list[LayerMaps]:
+    """The same of a model that draws, from the label map (H, W) to the image."""
+    if not isinstance(model, CapsPix2Pix):
+        raise UserError(f"explain: a {type(model).__name__} has no capsules to look into; use capspix2pix")
+    inputs = mask_HW.long()[None].to(model.device), noise_Z[None].to(model.device)
+    return _maps(model, lambda: model.layers(*inputs))
+
+
+def _maps(model: CapsuleU, answer: Callable[[], dict[str, Capsules]]) -> list[LayerMaps]:
     children: dict[str, Capsules] = {}
     hooks = [
         layer.register_forward_pre_hook(lambda _, inputs, name=name: children.update({name: inputs[0]}))
@@ -48,7 +63,7 @@ def feature_maps(model: nn.Module, image_CHW: Tensor) -> list[LayerMaps]:
     ]
     try:
         with evaluating(model):
-            found = model.layers(model.padded(image_CHW[None].to(model.device)))
+            found = answer()
             couplings = {
                 name: layer(children[name], return_couplings=True)[1][0].cpu()
                 for name, layer in model.capsule_layers
@@ -65,7 +80,7 @@ def figure_features(maps: LayerMaps, *, title: str = "") -> Figure:
     T, D = maps.pose.shape[:2]
     columns = min(D, ACROSS)
     rows = -(-D // columns)  # of one type
-    small = _shrunk(maps.pose.flatten(0, 1)).unflatten(0, (T, D))
+    small = shrunk(maps.pose.flatten(0, 1)).unflatten(0, (T, D))
     empty = rows * columns - D
     tiles = torch.cat([small, small.new_full((T, empty, *small.shape[2:]), torch.nan)], 1).unflatten(1, (rows, columns))
     reach = max(float(maps.pose.abs().max()), 1e-12)
@@ -75,7 +90,7 @@ def figure_features(maps: LayerMaps, *, title: str = "") -> Figure:
     )
     across = "Dimension" if rows == 1 else f"Dimension, {columns} in a row"
     axes = plain_axes(figure.subplots(), across, "Capsule type")
-    _mosaic(figure, axes, tiles.flatten(0, 1), "RdBu_r", (-reach, reach), "Pose")
+    mosaic(figure, axes, tiles.flatten(0, 1), "RdBu_r", (-reach, reach), "Pose")
     step = tiles.shape[-2] + 1
     axes.set_yticks([(rows * t + (rows - 1) / 2) * step + step / 2 for t in range(T)], [str(t + 1) for t in range(T)])
     return figure
@@ -86,20 +101,18 @@ def figure_couplings(maps: LayerMaps, *, title: str = "") -> Figure:
     if maps.couplings is None:
         raise ValueError(f"figure_couplings: layer {maps.name} decides nothing, so it has no couplings to show")
     children, parents = maps.couplings.shape[:2]
-    tiles = _shrunk(maps.couplings.flatten(0, 1)).unflatten(0, (children, parents))
+    tiles = shrunk(maps.couplings.flatten(0, 1)).unflatten(0, (children, parents))
     side = 0.9
     size = max(side * parents + 2.0, 4.6), side * children * aspect_of(tiles) + 1.1
     figure = new_figure(*size, title or f"{_words(maps.name)}: couplings at each place")
     axes = plain_axes(figure.subplots(), "Parent type", "Child type")
-    _mosaic(figure, axes, tiles, STYLE["heat"], (0, max(float(tiles.max()), 1e-12)), "Coupling")
+    mosaic(figure, axes, tiles, STYLE["heat"], (0, max(float(tiles.max()), 1e-12)), "Coupling")
     step = tiles.shape[-2] + 1
     axes.set_yticks([(t + 0.5) * step for t in range(children)], [str(t + 1) for t in range(children)])
     return figure
 
 
-def _mosaic(
-    figure: Figure, axes: Axes, tiles_RCHW: Tensor, colours: str, span: tuple[float, float], label: str
-) -> None:
+def mosaic(figure: Figure, axes: Axes, tiles_RCHW: Tensor, colours: str, span: tuple[float, float], label: str) -> None:
     """All tiles as one picture, a pixel apart: as many axes would take matplotlib many seconds."""
     R, C, H, W = tiles_RCHW.shape
     apart = functional.pad(tiles_RCHW, (0, 1, 0, 1), value=torch.nan)
@@ -115,7 +128,7 @@ def _mosaic(
     bar.outline.set_visible(False)
 
 
-def _shrunk(maps_NHW: Tensor) -> Tensor:
+def shrunk(maps_NHW: Tensor) -> Tensor:
     """No side longer than TILE; averaged, not skipped."""
     height, width = (min(TILE, side) for side in maps_NHW.shape[1:])
     return functional.adaptive_avg_pool2d(maps_NHW.float(), (height, width))

@@ -47,7 +47,7 @@ def overlay(image_CHW: Tensor, ids_HW: Tensor) -> np.ndarray:
     shown = _rgb(image_CHW)
     ids = ids_HW.cpu().numpy()
     for index in range(1, int(ids[ids != IGNORED].max(initial=0)) + 1):
-        shown[ids == index] = (1 - VEIL) * shown[ids == index] + VEIL * _colour(COLOURS[(index - 1) % len(COLOURS)])
+        shown[ids == index] = (1 - VEIL) * shown[ids == index] + VEIL * colour_of(COLOURS[(index - 1) % len(COLOURS)])
     return (255 * shown).round().astype(np.uint8)
 
 
@@ -61,7 +61,7 @@ def error_map(image_CHW: Tensor, true_HW: Tensor, found_HW: Tensor) -> np.ndarra
         (counted & (found == 0) & (true > 0), MISSED),
         (counted & (found > 0) & (true > 0) & (found != true), CONFUSED),
     ):
-        shown[where] = _colour(colour)
+        shown[where] = colour_of(colour)
     return (255 * shown).round().astype(np.uint8)
 
 
@@ -160,5 +160,6 @@ def _rgb(image_CHW: Tensor) -> np.ndarray:
     return np.repeat(shown[..., None], 3, axis=2) if shown.ndim == 2 else shown.copy()
 
 
-def _colour(code: str) -> np.ndarray:
+def colour_of(code: str) -> np.ndarray:
+    """(3,) in [0, 1]"""
     return np.array([int(code[place : place + 2], 16) / 255 for place in (1, 3, 5)])

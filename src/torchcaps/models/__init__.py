@@ -2,29 +2,39 @@
 
 from torchcaps.models.base import CapsuleModel, ImageModel, Output
 from torchcaps.models.baselines.cnn import CNN, baseline_cnn, matched_cnn
+from torchcaps.models.baselines.pix2pix import Pix2Pix, pix2pix, pix2pix_small
 from torchcaps.models.baselines.unet import UNet, unet
 from torchcaps.models.capsnet import CapsNet, capsnet, capsnet_small
+from torchcaps.models.capspix2pix import CapsPix2Pix, capspix2pix, capspix2pix_small
+from torchcaps.models.discriminator import Discriminator
 from torchcaps.models.efficient_capsnet import EfficientCapsNet, efficient_capsnet
 from torchcaps.models.em_capsnet import EMCapsNet, em_capsnet, em_capsnet_large
 from torchcaps.models.files import load, save, shipped_models
 from torchcaps.models.pixels import PixelModel
 from torchcaps.models.registry import create_model, list_models
 from torchcaps.models.segcaps import SegCaps, segcaps
+from torchcaps.models.synthesis import SynthesisModel
 
 __all__ = [
     "CNN",
     "CapsNet",
+    "CapsPix2Pix",
     "CapsuleModel",
+    "Discriminator",
     "EMCapsNet",
     "EfficientCapsNet",
     "ImageModel",
     "Output",
+    "Pix2Pix",
     "PixelModel",
     "SegCaps",
+    "SynthesisModel",
     "UNet",
     "baseline_cnn",
     "capsnet",
     "capsnet_small",
+    "capspix2pix",
+    "capspix2pix_small",
     "create_model",
     "efficient_capsnet",
     "em_capsnet",
@@ -32,6 +42,8 @@ __all__ = [
     "list_models",
     "load",
     "matched_cnn",
+    "pix2pix",
+    "pix2pix_small",
     "save",
     "segcaps",
     "shipped_models",

@@ -56,12 +56,17 @@ class PixelModel(ImageModel):
 
     def where(self, ids_BHW: Tensor) -> Tensor:
         """(B, K, H, W): where each class but the background is; what is ignored is nowhere."""
-        if self.maps == 1:
-            return ((ids_BHW > 0) & (ids_BHW != IGNORED))[:, None]
-        classes_K = torch.arange(self.maps, device=ids_BHW.device)
-        return (ids_BHW[:, None] == classes_K[:, None, None]) & (classes_K[:, None, None] > 0)
+        return where_in(ids_BHW, self.maps)
 
 
 def found_in(presence_BKHW: Tensor) -> Tensor:
     """(B, H, W): the class of each pixel."""
     return (presence_BKHW[:, 0] > 0.5).long() if presence_BKHW.shape[1] == 1 else presence_BKHW.argmax(1)
+
+
+def where_in(ids_BHW: Tensor, maps: int) -> Tensor:
+    """(B, K, H, W): where each class but the background is; what is ignored is nowhere. K = 1 is any of them."""
+    if maps == 1:
+        return ((ids_BHW > 0) & (ids_BHW != IGNORED))[:, None]
+    classes_K = torch.arange(maps, device=ids_BHW.device)
+    return (ids_BHW[:, None] == classes_K[:, None, None]) & (classes_K[:, None, None] > 0)

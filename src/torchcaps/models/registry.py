@@ -8,8 +8,10 @@ from typing import Any
 from torchcaps.errors import UserError, did_you_mean
 from torchcaps.models.base import ImageModel
 from torchcaps.models.baselines.cnn import CNN, baseline_cnn, matched_cnn
+from torchcaps.models.baselines.pix2pix import Pix2Pix, pix2pix, pix2pix_small
 from torchcaps.models.baselines.unet import UNet, unet
 from torchcaps.models.capsnet import CapsNet, capsnet, capsnet_small
+from torchcaps.models.capspix2pix import CapsPix2Pix, capspix2pix, capspix2pix_small
 from torchcaps.models.efficient_capsnet import EfficientCapsNet, efficient_capsnet
 from torchcaps.models.em_capsnet import EMCapsNet, em_capsnet, em_capsnet_large
 from torchcaps.models.segcaps import SegCaps, segcaps
@@ -24,12 +26,18 @@ MODELS: dict[str, Callable[..., ImageModel]] = {
     "matched_cnn": matched_cnn,
     "segcaps": segcaps,
     "unet": unet,
+    "capspix2pix": capspix2pix,
+    "capspix2pix_small": capspix2pix_small,
+    "pix2pix": pix2pix,
+    "pix2pix_small": pix2pix_small,
 }
 CLASSES: dict[str, type[ImageModel]] = {
     "CapsNet": CapsNet,
+    "CapsPix2Pix": CapsPix2Pix,
     "CNN": CNN,
     "EMCapsNet": EMCapsNet,
     "EfficientCapsNet": EfficientCapsNet,
+    "Pix2Pix": Pix2Pix,
     "SegCaps": SegCaps,
     "UNet": UNet,
 }  # what a saved model's config may name

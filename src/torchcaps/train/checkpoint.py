@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from torchcaps.errors import UserError
-from torchcaps.models import ImageModel
+from torchcaps.models import Discriminator, ImageModel
 
 FORMAT = "1"
 
@@ -24,6 +24,7 @@ class State:
     """All that a run must have to go on exactly where it was.
 
     average     the model whose weights are the running mean of the trained one's, if the recipe asks for it
+    rival       the discriminator that a generator learns from, with an optimiser of its own
     generator   makes every random number of augmentation
     epoch, batch, step   finished epochs, finished batches of this epoch, finished steps in all
     totals      sums over this epoch so far, for its line in the history
@@ -44,11 +45,24 @@ class State:
     history: list[dict[str, float]] = field(default_factory=list)
     best: float | None = None
     data: str = ""
+    rival: Discriminator | None = None
+    rival_optimizer: torch.optim.Optimizer | None = None
 
     @property
     def final(self) -> ImageModel:
         """The model to evaluate and keep."""
         return self.average or self.model
+
+    @property
+    def networks(self) -> dict[str, nn.Module]:
+        """All that has weights, by the name it has in a checkpoint."""
+        named = {"model": self.model, "average": self.average, "rival": self.rival}
+        return {name: network for name, network in named.items() if network is not None}
+
+    @property
+    def optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        named = {"optimizer": self.optimizer, "rival_optimizer": self.rival_optimizer}
+        return {name: optimizer for name, optimizer in named.items() if optimizer is not None}
 
 
 _PLAIN = ("epoch", "batch", "step", "seconds", "totals", "history", "best", "data")
@@ -94,11 +108,11 @@ def load_checkpoint(state: State, path: Path) -> None:
 def _flatten(state: State) -> list[tuple[str, Tensor]]:
     """Every tensor of a state under a name of its own, on the CPU, none sharing memory with another."""
     named: list[tuple[str, Tensor]] = []
-    for prefix, model in (("model", state.model), ("average", state.average)):
-        if model is not None:
-            named += [(f"{prefix}/{name}", tensor) for name, tensor in model.state_dict().items()]
-    for index, moments in state.optimizer.state_dict()["state"].items():
-        named += [(f"optimizer/{index}/{name}", tensor) for name, tensor in moments.items()]
+    for prefix, network in state.networks.items():
+        named += [(f"{prefix}/{name}", tensor) for name, tensor in network.state_dict().items()]
+    for prefix, optimizer in state.optimizers.items():
+        for index, moments in optimizer.state_dict()["state"].items():
+            named += [(f"{prefix}/{index}/{name}", tensor) for name, tensor in moments.items()]
     named.append(("random/torch", torch.get_rng_state()))
     named.append(("random/augment", state.generator.get_state()))
     if state.generator.device.type == "cuda":
@@ -110,21 +124,25 @@ def _restore(state: State, tensors: dict[str, Tensor]) -> None:
     def below(prefix: str) -> dict[str, Tensor]:
         return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
-    state.model.load_state_dict(below("model/"))
-    if state.average is not None:
-        state.average.load_state_dict(below("average/"))
-    moments: dict[int, dict[str, Tensor]] = {}
-    for name, tensor in below("optimizer/").items():
-        index, key = name.split("/")
-        moments.setdefault(int(index), {})[key] = tensor
-    groups: list[Any] = state.optimizer.state_dict()["param_groups"]
-    state.optimizer.load_state_dict({"state": moments, "param_groups": groups})
-    for parameter, moment in state.optimizer.state.items():
-        # The fused update wants moments laid out in memory as their parameter is.
-        for name, value in moment.items():
-            if value.shape == parameter.shape:
-                moment[name] = torch.empty_like(parameter).copy_(value)
+    for prefix, network in state.networks.items():
+        network.load_state_dict(below(f"{prefix}/"))
+    for prefix, optimizer in state.optimizers.items():
+        _restore_moments(optimizer, below(f"{prefix}/"))
     torch.set_rng_state(tensors["random/torch"])
     state.generator.set_state(tensors["random/augment"])
     if "random/cuda" in tensors and torch.cuda.is_available():
         torch.cuda.set_rng_state(tensors["random/cuda"], state.generator.device)
+
+
+def _restore_moments(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    moments: dict[int, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        index, key = name.split("/")
+        moments.setdefault(int(index), {})[key] = tensor
+    groups: list[Any] = optimizer.state_dict()["param_groups"]
+    optimizer.load_state_dict({"state": moments, "param_groups": groups})
+    for parameter, moment in optimizer.state.items():
+        # The fused update wants moments laid out in memory as their parameter is.
+        for name, value in moment.items():
+            if value.shape == parameter.shape:
+                moment[name] = torch.empty_like(parameter).copy_(value)

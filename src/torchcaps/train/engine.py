@@ -26,12 +26,13 @@ from torchcaps.data import (
 )
 from torchcaps.errors import UserError
 from torchcaps.losses import combine
-from torchcaps.models import ImageModel, PixelModel
+from torchcaps.models import ImageModel, PixelModel, SynthesisModel
 from torchcaps.train.checkpoint import State
 from torchcaps.train.recipe import Recipe, TrainSection
 from torchcaps.train.schedule import learning_rate
 from torchcaps.train.segment import Masks, Segment, evaluate_masks
 from torchcaps.train.step import Recorded, compiled, tuned
+from torchcaps.train.synthesise import Drawings, Synthesise, duel, evaluate_drawings
 from torchcaps.train.tasks import Classify, Task
 
 EVALUATION_BATCH = 256
@@ -88,18 +89,24 @@ def train(
         optimizer.step()
         totals.add(loss, terms, correct)
 
-    take_step: Callable[[Tensor], None] = step
+    plain: Callable[..., None] = step
+    parts: dict[str, Callable[..., Any]] = {"measure": measure}
+    if isinstance(task, Synthesise):
+        plain, parts = duel(state, task, data, clip, fabric, optimizer, model, totals)
+    take_step: Callable[[Tensor], None] = plain
     if settings.fast and data.on_device and fabric.device.type == "cuda":
-        take_step = Recorded(partial(step, measure=compiled(measure)), step, settings.batch_size, state.generator)
+        quick = partial(plain, **{name: compiled(part) for name, part in parts.items()})
+        take_step = Recorded(quick, plain, settings.batch_size, state.generator)
     with tuned(fabric.device, tensor_cores=settings.precision != "fp32"):
         while not finished(state, settings, task.measure):
             model.train()
             totals.start(state.totals)
             passes = range(state.epoch * settings.repeat, (state.epoch + 1) * settings.repeat)
-            order = torch.cat([epoch_order(len(data), settings.seed, each) for each in passes]).to(data.home)
+            order = torch.cat([epoch_order(len(data), settings.seed, number) for number in passes]).to(data.home)
             started = time.perf_counter()
             for batch in range(state.batch, steps_per_epoch):
-                set_learning_rate(state.optimizer, learning_rate(state.step, total_steps, recipe.optim))
+                for each in state.optimizers.values():
+                    set_learning_rate(each, learning_rate(state.step, total_steps, recipe.optim))
                 state.model.anneal(state.step / total_steps)
                 task.anneal(state.step / total_steps)
                 take_step(order[batch * settings.batch_size : (batch + 1) * settings.batch_size])
@@ -150,11 +157,14 @@ class Result(NamedTuple):
     right: float
 
 
+Evaluated = Result | Masks | Drawings
+
+
 @overload
 def evaluate(model: ImageModel, data: Dataset, task: Classify, views: bool = False) -> Result: ...
 @overload
-def evaluate(model: ImageModel, data: Dataset | Segments, task: Task, views: bool = False) -> Result | Masks: ...
-def evaluate(model: ImageModel, data: Dataset | Segments, task: Task, views: bool = False) -> Result | Masks:
+def evaluate(model: ImageModel, data: Dataset | Segments, task: Task, views: bool = False) -> Evaluated: ...
+def evaluate(model: ImageModel, data: Dataset | Segments, task: Task, views: bool = False) -> Evaluated:
     """A model's answers to a data set, in float32 and as they are: no augmentation, centre crops only; masks whole.
 
     views  answer by the mean over nine views of each image, moved by up to a pixel; the loss is that of the image
@@ -163,6 +173,10 @@ def evaluate(model: ImageModel, data: Dataset | Segments, task: Task, views: boo
         assert isinstance(model, PixelModel)
         assert isinstance(data, Segments)
         return evaluate_masks(model, data, task)
+    if isinstance(task, Synthesise):
+        assert isinstance(model, SynthesisModel)
+        assert isinstance(data, Segments)
+        return evaluate_drawings(model, data, task)
     assert isinstance(data, Dataset)
     return _evaluate_classes(model, data, task, views)
 
@@ -249,10 +263,11 @@ def make_fabric(device: str, precision: str) -> Fabric:
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     for group in optimizer.param_groups:
+        share = rate * group.get("share", 1.0)
         if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(rate)  # in place: a recorded step knows it by its address
+            group["lr"].fill_(share)  # in place: a recorded step knows it by its address
         else:
-            group["lr"] = rate
+            group["lr"] = share
 
 
 @torch.no_grad()

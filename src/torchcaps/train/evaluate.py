@@ -12,7 +12,7 @@ import torch
 from torchcaps.data import MASK_SOURCES, Dataset, Segments, Splits, load_data, named_data
 from torchcaps.errors import UserError
 from torchcaps.losses import multi_hot
-from torchcaps.models import ImageModel, PixelModel
+from torchcaps.models import ImageModel, PixelModel, SynthesisModel
 from torchcaps.train import engine
 from torchcaps.train.recipe import LossSection
 from torchcaps.train.scores import score
@@ -27,6 +27,8 @@ def evaluate_model(model: ImageModel, data: str | None = None, *, views: bool = 
 
     views  answer by the mean over nine slightly moved views of each image
     """
+    if isinstance(model, SynthesisModel):
+        raise UserError("this model draws images: they are judged by `torchcaps.train.judge`, or `torchcaps eval`")
     if isinstance(model, PixelModel):
         if views:
             raise UserError("--views: it is for models that name a class, not for those that find masks")
@@ -64,10 +66,16 @@ def _part_to_test_on(model: ImageModel, data: str | None, splits: Splits[Any]) -
     """The test images, or all where a user names data without a test split."""
     if data is None and splits.test is None:
         raise UserError("this model's data has no test set: give one with --data")
-    known = model.trained_by.get("fingerprint")
-    if data is None and known is not None and known != splits.fingerprint():
-        warnings.warn("the data has changed since training: its test split may hold images trained on", stacklevel=4)
+    if data is None:
+        warn_if_changed(model, splits)
     return splits.test if splits.test is not None else splits.train
+
+
+def warn_if_changed(model: ImageModel, splits: Splits[Any]) -> None:
+    """Say so where a model's own data is not what it was when the model was trained."""
+    known = model.trained_by.get("fingerprint")
+    if known is not None and known != splits.fingerprint():
+        warnings.warn("the data has changed since training: its test split may hold images trained on", stacklevel=5)
 
 
 def _evaluate_pixels(model: PixelModel, data: str | None) -> dict[str, Any]:

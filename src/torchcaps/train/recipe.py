@@ -67,7 +67,8 @@ class ModelSection(BaseModel):
 
 class LossSection(Section):
     """Weights of the terms. By default capsules: margin 1, reconstruction 0.392 / values of an image (0.0005 at 28×28);
-    matrix capsules: spread 1; CNNs: cross-entropy 1; masks: cross-entropy 1, and reconstruction 1 with a decoder."""
+    matrix capsules: spread 1; CNNs: cross-entropy 1; masks: cross-entropy 1, and reconstruction 1 with a decoder;
+    drawn images: bce 1, l1 100."""
 
     margin: float | None = Field(None, ge=0)
     spread: float | None = Field(None, ge=0)
@@ -76,6 +77,10 @@ class LossSection(Section):
     dice: float | None = Field(None, ge=0)  # of masks
     positive_weight: float = Field(1.0, gt=0)  # of masks: how much a pixel of a class counts against one of the rest
     class_weights: bool = False  # weigh rare classes up
+    bce: float | None = Field(None, ge=0)  # of drawn images: to be taken for real, by cross-entropy
+    least_squares: float | None = Field(None, ge=0)  # or by least squares
+    l1: float | None = Field(None, ge=0)  # and to be near the real one
+    label_smoothing: float = Field(0.1, ge=0, lt=0.5)  # how unsure the discriminator is to be of real images
 
 
 class OptimSection(Section):
@@ -89,6 +94,15 @@ class OptimSection(Section):
     decay_steps: int = Field(2000, ge=1)
     final: float = Field(0.0, ge=0, le=1)  # linear, cosine: the share of lr that is left at the end
     clip: float | None = Field(None, gt=0)  # largest norm of the gradient
+
+
+class DiscriminatorSection(Section):
+    """Of drawn images: the network that tells them from real ones; see `torchcaps.models.Discriminator`."""
+
+    channels: int = Field(64, ge=1)
+    depth: int = Field(3, ge=1)  # halvings: 3 for patches of 70×70, 2 for 34×34, 1 for 16×16
+    spectral_norm: bool = True
+    lr: float = Field(1.0, gt=0)  # its learning rate, as a multiple of the generator's
 
 
 class TrainSection(Section):
@@ -122,9 +136,11 @@ class Recipe(Section):
     description: str = ""
     claim: ClaimSection | None = None
     also: tuple[str, ...] = ()  # further data sets to measure the final model on
+    judge: str = "judge"  # of drawn images: the recipe of the U-Net that `torchcaps eval` trains on them
     data: DataSection = DataSection()
     augment: AugmentSection = AugmentSection()
     model: ModelSection = ModelSection()
+    discriminator: DiscriminatorSection = DiscriminatorSection()
     loss: LossSection = LossSection()
     optim: OptimSection = OptimSection()
     train: TrainSection = TrainSection()

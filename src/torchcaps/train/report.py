@@ -19,7 +19,7 @@ from torchcaps.explain.html import code, page, paragraph, picture, section, tabl
 EXAMPLES = 8  # images whose reconstructions are shown, before up to two mistakes
 SWEPT = 2  # images whose capsules are swept
 PAIRS = 500  # images of two classes among which examples are looked for
-SHARES = ("accuracy", "precision", "recall", "dice", "iou", "pixel_error")  # given in percent
+SHARES = ("accuracy", "precision", "recall", "dice", "iou", "pixel_error", "likeness")  # given in percent
 CONFUSIONS = 10  # rows of the table that stands in for numbers too small to print
 
 

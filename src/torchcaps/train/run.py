@@ -17,7 +17,9 @@ from torchcaps.errors import UserError
 from torchcaps.models import ImageModel, load, save
 from torchcaps.train import engine
 from torchcaps.train.checkpoint import State, load_checkpoint, save_checkpoint
+from torchcaps.train.drawing_report import write_drawing_report
 from torchcaps.train.evaluate import evaluate_model
+from torchcaps.train.likeness import ssim
 from torchcaps.train.machine import machine
 from torchcaps.train.mask_report import write_mask_report
 from torchcaps.train.recipe import Recipe, load_recipe
@@ -25,6 +27,7 @@ from torchcaps.train.report import write_report, write_whole
 from torchcaps.train.scores import Scores, as_csv, score
 from torchcaps.train.segment import Masks, Segment
 from torchcaps.train.setup import make_state, seeded
+from torchcaps.train.synthesise import Drawings, Synthesise
 from torchcaps.train.tasks import Task
 from torchcaps.train.watch import RunWatcher
 
@@ -171,6 +174,7 @@ def _finish(
         f"test_{task.measure}": results["test"].right if "test" in results else None,
         "test_n": len(measured["test"]) if "test" in measured else 0,
         **_overlaps(scores),
+        **_structure(results),
         "also": {name: evaluate_model(model, name)["accuracy"] for name in recipe.also} if "test" in measured else {},
         "peak_memory_mib": peak,
         "resumed": resumed,
@@ -188,6 +192,8 @@ def _finish(
     part = measured[shown] if shown else splits.train.subset(torch.arange(0))
     if isinstance(task, Segment):
         report = _report_masks(folder, page, part, results.get(shown), scores.get(shown))
+    elif isinstance(task, Synthesise):
+        report = write_drawing_report(folder / "report.html", **page, drawings=results.get(shown))
     else:
         report = _report_classes(folder, page, part, results.get(shown))
     # The summary comes last: its presence says that the run is whole.
@@ -205,7 +211,8 @@ def _origin(recipe: Recipe, data: Dataset | Segments, state: State) -> dict[str,
     """What a model says about where it comes from."""
     labels = {"multi_label": data.multi_label, "labels_each": data.labels_each} if isinstance(data, Dataset) else {}
     about = {"recipe": recipe.name, "seed": recipe.train.seed, "data": recipe.data.model_dump(mode="json")}
-    return {**about, **labels, "fingerprint": state.data}
+    judge = {"judge": recipe.judge} if state.rival is not None else {}
+    return {**about, **labels, **judge, "fingerprint": state.data}
 
 
 def _overlaps(scores: Mapping[str, Scores]) -> dict[str, Any]:
@@ -217,6 +224,15 @@ def _overlaps(scores: Mapping[str, Scores]) -> dict[str, Any]:
             figures |= {f"{short}_{measure}": value for measure, value in means.items() if measure != "dice"}
             figures[f"{short}_per_class"] = scores[name].per_class()
     return figures
+
+
+def _structure(results: Mapping[str, Any]) -> dict[str, Any]:
+    """What a summary has of drawn images beyond their likeness."""
+    return {
+        f"{short}_ssim": ssim(results[name].images, [image.float() / 255 for image in results[name].real.images])
+        for short, name in (("val", "validation"), ("test", "test"))
+        if isinstance(results.get(name), Drawings)
+    }
 
 
 def _report_classes(folder: Path, page: dict[str, Any], part: Dataset, result: engine.Result | None) -> Path:

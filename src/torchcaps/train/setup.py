@@ -9,16 +9,18 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import nn
 
 from torchcaps.data import Dataset, Segments
 from torchcaps.data.multimnist import Digits
 from torchcaps.errors import UserError
 from torchcaps.layers import DenseCaps
-from torchcaps.models import ImageModel, PixelModel, create_model
+from torchcaps.models import Discriminator, ImageModel, PixelModel, SynthesisModel, create_model
 from torchcaps.train.checkpoint import State
 from torchcaps.train.muon import Muon, by_shape
-from torchcaps.train.recipe import AugmentSection, Recipe
+from torchcaps.train.recipe import AugmentSection, OptimSection, Recipe
 from torchcaps.train.segment import Segment
+from torchcaps.train.synthesise import Synthesise
 from torchcaps.train.tasks import Classify, Task
 
 FAINTEST = 1 / 255  # contrast: of images that show none, rounding is not to be blown up
@@ -42,17 +44,43 @@ def make_state(recipe: Recipe, data: Dataset | Segments, device: torch.device) -
     model = make_model(recipe, data).to(device)
     if cuda:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    optim = recipe.optim
-    lr = torch.tensor(optim.lr, device=device) if cuda else optim.lr  # a tensor, so that a recorded step can follow it
-    kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "muon": Muon}[optim.name]
-    weights = by_shape(model) if kind is Muon else model.parameters()
-    optimizer = kind(weights, lr=lr, betas=optim.betas, weight_decay=optim.weight_decay, fused=True, capturable=cuda)
+    optimizer = make_optimizer(model, recipe.optim, device)
     average = copy.deepcopy(model).requires_grad_(False) if recipe.train.ema else None
     generator = torch.Generator(device).manual_seed(recipe.train.seed)
-    return State(model, optimizer, generator, average), _task(model, data, recipe)
+    state = State(model, optimizer, generator, average)
+    if isinstance(model, SynthesisModel):
+        state.rival = _rival(model, recipe).to(device)
+        state.rival_optimizer = make_optimizer(state.rival, recipe.optim, device, recipe.discriminator.lr)
+    return state, _task(model, data, recipe)
+
+
+def make_optimizer(
+    network: nn.Module, optim: OptimSection, device: torch.device, share: float = 1.0
+) -> torch.optim.Optimizer:
+    """share  its learning rate, as a multiple of the recipe's; `set_learning_rate` keeps to it"""
+    cuda = device.type == "cuda"
+    lr = torch.tensor(optim.lr, device=device) if cuda else optim.lr  # a tensor, so that a recorded step can follow it
+    kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "muon": Muon}[optim.name]
+    groups = by_shape(network) if kind is Muon else [{"params": list(network.parameters())}]
+    groups = [group | {"share": share} for group in groups]
+    return kind(groups, lr=lr, betas=optim.betas, weight_decay=optim.weight_decay, fused=True, capturable=cuda)
+
+
+def _rival(model: SynthesisModel, recipe: Recipe) -> Discriminator:
+    side = min(model.image_shape[1:])
+    needed = 3 * 2**recipe.discriminator.depth  # so that something is left of it for the last layers
+    if side < needed:
+        raise UserError(
+            f"discriminator.depth={recipe.discriminator.depth}: it needs windows of at least {needed} pixels, these "
+            f"have {side}; give a smaller depth, or a larger augment.crop"
+        )
+    options = recipe.discriminator.model_dump(exclude={"lr"})
+    return Discriminator(model.num_classes - 1 + model.image_shape[0], **options)
 
 
 def _task(model: ImageModel, data: Dataset | Segments, recipe: Recipe) -> Task:
+    if isinstance(model, SynthesisModel):
+        return Synthesise.for_model(model, recipe.loss)
     if isinstance(model, PixelModel):
         return Segment.for_model(model, recipe.loss)
     assert isinstance(data, Dataset)  # make_model has seen to it
@@ -64,11 +92,11 @@ def make_model(recipe: Recipe, data: Dataset | Segments) -> ImageModel:
     options = {"num_classes": data.num_classes, "class_names": data.class_names}
     options |= _shape_of_windows(recipe, data) if isinstance(data, Segments) else _shape_of_images(recipe, data)
     model = create_model(recipe.model.name, **options | recipe.model.options)
-    if isinstance(model, PixelModel) != isinstance(data, Segments):
+    if isinstance(model, (PixelModel, SynthesisModel)) != isinstance(data, Segments):
         has, want = ("masks", "a class for each of them") if isinstance(data, Segments) else ("a class each", "masks")
         raise UserError(
             f"model.name={recipe.model.name}: it learns from images with {want}, and these have {has}; "
-            "choose another model (segcaps and unet find masks), or other data"
+            "choose another model (segcaps and unet find masks, capspix2pix draws them), or other data"
         )
     _warn_if_large(model)
     return model

@@ -14,9 +14,10 @@ from typing import Any
 import torch
 
 from torchcaps.errors import UserError
-from torchcaps.models import load
+from torchcaps.models import SynthesisModel, load
 from torchcaps.models.files import write_model
 from torchcaps.train.evaluate import evaluate_model
+from torchcaps.train.judge import judge
 
 CARD = """# {name}
 
@@ -26,9 +27,16 @@ CARD = """# {name}
 |---|---|
 | data | {data} |
 | recipe | `torchcaps train {recipe} --seed {seed}`, version {version}, commit {commit} |
-| measured as stored, by `torchcaps eval {name}` | error {error:.4%} on {n:,} test images ({wrong} wrong) |
+| measured as stored, by `torchcaps eval {name}` | {measured} |
 | trained in | {train_seconds:.0f} s on {machine} |
 """
+
+
+WRONG = "error {error:.4%} on {n:,} test images ({wrong} wrong)"
+DRAWN = (
+    "Dice {dice:.2%} ± {std:.2%} on {n:,} real images, of {seeds} U-Nets that learned from what it draws; {real:.2%} "
+    "of such that learned from real images"
+)
 
 
 def ship(run: Path, name: str, shelf: Path) -> dict[str, Any]:
@@ -39,19 +47,30 @@ def ship(run: Path, name: str, shelf: Path) -> dict[str, Any]:
     folder = shelf / name
     folder.mkdir(parents=True, exist_ok=True)
     write_model(load(run), folder, torch.float16)
-    figures = evaluate_model(load(folder))
+    model = load(folder)
+    figures = _judged(model) if isinstance(model, SynthesisModel) else evaluate_model(model)
     facts = {
         **summary,
         **figures,
         "name": name,
         "commit": _commit(),
         "megabytes": (folder / "model.safetensors").stat().st_size / 1e6,
-        "wrong": round(figures["error"] * figures["n"]),
     }
+    if "error" in figures:
+        facts["wrong"] = round(figures["error"] * figures["n"])
+    facts["measured"] = (WRONG if "error" in figures else DRAWN).format(**facts)
     (folder / "README.md").write_text(CARD.format(**facts), encoding="utf-8")
-    kept = ("name", "recipe", "seed", "version", "commit", "data", "error", "n", "parameters")
-    (folder / "card.json").write_text(json.dumps({key: facts[key] for key in kept}, indent=2) + "\n", encoding="utf-8")
+    kept = ("name", "recipe", "seed", "version", "commit", "data", "error", "dice", "std", "n", "parameters")
+    card = {key: facts[key] for key in kept if key in facts}
+    (folder / "card.json").write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
     return facts
+
+
+def _judged(model: SynthesisModel) -> dict[str, Any]:
+    result = judge(model)
+    drawn, real = result["trained"]["model"], result["trained"]["real"]
+    names = {"dice": drawn["mean"], "std": drawn["std"], "seeds": drawn["n"], "real": real["mean"]}
+    return {**names, "n": result["test_n"], "data": result["data"]}
 
 
 def _commit() -> str:
@@ -64,4 +83,4 @@ def _commit() -> str:
 
 if __name__ == "__main__":
     run, name, shelf = sys.argv[1:]
-    print((Path(shelf) / name), f"error {ship(Path(run), name, Path(shelf))['error']:.4%}")
+    print((Path(shelf) / name), ship(Path(run), name, Path(shelf))["measured"])

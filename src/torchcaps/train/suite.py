@@ -11,7 +11,7 @@ from torchcaps.errors import UserError, did_you_mean
 from torchcaps.explain.robustness import SUITES
 from torchcaps.explain.robustness_charts import FIGURES
 from torchcaps.explain.style import png_bytes
-from torchcaps.models import ImageModel, PixelModel
+from torchcaps.models import ImageModel, PixelModel, SynthesisModel
 from torchcaps.train.evaluate import images_to_test_on
 
 
@@ -90,6 +90,8 @@ def _figure(curve: dict[str, Any], name: str, place: int) -> str:
 
 
 def _check_one_label(name: str, model: ImageModel) -> None:
+    if isinstance(model, SynthesisModel):
+        raise UserError(f"{name} draws images, and the suites measure models that name a class")
     if isinstance(model, PixelModel):
         raise UserError(f"{name} finds masks, and the suites measure models that name a class")
     if model.trained_by.get("multi_label") or getattr(model, "multi_label", False):

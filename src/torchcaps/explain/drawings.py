@@ -1,0 +1,133 @@
+"""Pictures of drawn images: beside their label maps and the real ones, and along a way from one noise to another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from torchcaps.explain.features import mosaic, shrunk
+from torchcaps.explain.masks import COLOURS, colour_of
+from torchcaps.explain.needs import evaluating
+from torchcaps.explain.style import STYLE, aspect_of, image_axes, new_figure, pixels, plain_axes
+from torchcaps.losses import IGNORED
+from torchcaps.models import SynthesisModel
+from torchcaps.models.synthesis import between, noise_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FRAMES = 8  # of an interpolation that is shown
+MOST = 16  # feature maps that are shown of one frame: those that change most on the way
+
+
+class Walk(NamedTuple):
+    """One label map drawn with noise that changes step by step.
+
+    images    (N, C, H, W)
+    features  (N, F, h, w)  what the last layer makes them of
+    """
+
+    images: Tensor
+    features: Tensor
+
+
+def walk(
+    model: SynthesisModel, mask_HW: Tensor, first: int = 0, last: int = 1, frames: int = FRAMES, seed: int = 0
+) -> Walk:
+    """From noise number `first` of the seed to number `last`, in so many frames."""
+    start, end = noise_of(seed, (first, last), model.z)
+    noise = between(start, end, frames).to(model.device)
+    masks = mask_HW.long().to(model.device)[None].expand(frames, -1, -1)
+    images, features = [], []
+    with evaluating(model):
+        for mask, vector in zip(masks.split(1), noise.split(1)):
+            seen = model.features(mask, vector)
+            features.append(seen.float().cpu())
+            images.append(model.image_of(seen).cpu())
+    return Walk(torch.cat(images), torch.cat(features))
+
+
+def label_picture(mask_HW: Tensor) -> np.ndarray:
+    """(H, W, 3) uint8: white where the one class is, or a colour for each of several; black is background."""
+    ids = mask_HW.cpu().numpy()
+    known = ids != IGNORED
+    several = bool((ids[known] > 1).any())
+    shown = np.zeros((*ids.shape, 3))
+    for index in range(1, int(ids[known].max(initial=0)) + 1):
+        shown[ids == index] = colour_of(COLOURS[(index - 1) % len(COLOURS)]) if several else 1.0
+    shown[~known] = 0.5
+    return (255 * shown).round().astype(np.uint8)
+
+
+def figure_drawings(
+    masks: Sequence[Tensor], real: Sequence[Tensor] | None, drawn: Sequence[Tensor], *, title: str = ""
+) -> Figure:
+    """A row for each label map (H, W): the map, the real image if there is one, and images drawn with several noises.
+
+    real   N of (C, H, W) in [0, 1]
+    drawn  N of (M, C, H, W)
+    """
+    count = len(drawn[0])
+    heads = [
+        "Label map",
+        *(["Real"] if real is not None else []),
+        *(f"Drawn, noise {number}" for number in range(count)),
+    ]
+    heights = [1.5 * aspect_of(mask) for mask in masks]
+    figure = new_figure(1.55 * len(heads) + 0.1, sum(heights) + 0.1 * len(masks) + (0.7 if title else 0.3), title)
+    grid = figure.subplots(len(masks), len(heads), squeeze=False, height_ratios=heights)
+    for row, mask in enumerate(masks):
+        shown = [*([real[row]] if real is not None else []), *drawn[row]]
+        first, *others = grid[row]
+        image_axes(first, None, heads[0] if row == 0 else "").imshow(label_picture(mask), interpolation="nearest")
+        for axes, head, image in zip(others, heads[1:], shown):
+            image_axes(axes, image, head if row == 0 else "")
+    return figure
+
+
+def figure_walk(walks: dict[str, Walk], *, title: str = "From one noise vector to another") -> Figure:
+    """A row for each model: the images on its way."""
+    frames = len(next(iter(walks.values())).images)
+    height = 1.25 * aspect_of(next(iter(walks.values())).images)
+    figure = new_figure(1.25 * frames + 0.6, height * len(walks) + (0.8 if title else 0.3), title)
+    grid = figure.subplots(len(walks), frames, squeeze=False)
+    for row, (name, each) in enumerate(walks.items()):
+        for column, image in enumerate(each.images):
+            ends = {0: "z₁", frames - 1: "z₂"}.get(column, "")
+            image_axes(grid[row, column], image, ends if row == 0 else "")
+        grid[row, 0].set_ylabel(name, fontsize=STYLE["small"], color=STYLE["ink"])
+    return figure
+
+
+def figure_walk_features(walked: Walk, *, title: str) -> Figure:
+    """The last layer's maps on the way: those that change most from left to right, frames below one another."""
+    change_F = walked.features.std(0).mean((1, 2))
+    chosen = change_F.argsort(descending=True, stable=True)[:MOST].sort().values
+    maps = walked.features[:, chosen]
+    tiles = shrunk(maps.flatten(0, 1)).unflatten(0, maps.shape[:2])
+    reach = max(float(tiles.abs().max()), 1e-12)
+    figure = new_figure(0.62 * len(chosen) + 1.6, 0.62 * len(tiles) * aspect_of(tiles) + 0.9, title)
+    axes = plain_axes(figure.subplots(), "Dimension", "Frame, from z₁ to z₂")
+    mosaic(figure, axes, tiles, "RdBu_r", (-reach, reach), "Value")
+    step = tiles.shape[-1] + 1
+    axes.set_xticks([(c + 0.5) * step for c in range(len(chosen))], [str(int(f) + 1) for f in chosen])
+    down = tiles.shape[-2] + 1
+    axes.set_yticks([(r + 0.5) * down for r in range(len(tiles))], [str(r + 1) for r in range(len(tiles))])
+    return figure
+
+
+def film_strip(images_NCHW: Tensor, across: int = 8) -> np.ndarray:
+    """(height, width) or (height, width, 3) uint8: the frames from left to right, `across` in a row, a pixel apart."""
+    N = len(images_NCHW)
+    columns = min(across, N)
+    empty = -N % columns
+    framed = functional.pad(images_NCHW, (1, 1, 1, 1), value=1.0)
+    framed = torch.cat([framed, framed.new_ones(empty, *framed.shape[1:])])
+    rows = framed.unflatten(0, (-1, columns))
+    strip = rows.permute(2, 0, 3, 1, 4).flatten(3, 4).flatten(1, 2)
+    return (255 * pixels(strip)).round().astype(np.uint8)

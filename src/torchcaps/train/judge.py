@@ -1,0 +1,231 @@
+"""Drawn images judged by use: a U-Net that learned from them, on real images, beside one that learned from those."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from torchcaps.data import MASK_SOURCES, Segments, Splits, load_data, named_data, tiles
+from torchcaps.errors import UserError
+from torchcaps.models import SynthesisModel, UNet
+from torchcaps.models.synthesis import draw_masks
+from torchcaps.train import engine
+from torchcaps.train.evaluate import warn_if_changed
+from torchcaps.train.likeness import features_of, kid, ssim
+from torchcaps.train.machine import machine
+from torchcaps.train.recipe import LossSection, Recipe, load_recipe
+from torchcaps.train.report import write_whole
+from torchcaps.train.segment import Segment, evaluate_masks
+from torchcaps.train.setup import make_state, seeded
+from torchcaps.train.watch import Quiet
+
+DRAWS = 4  # images of every label map to train on, with other noise each, or the real one so often; an even number
+HELD_OUT = 1000  # seed of the noise of label maps that are not trained on
+
+
+class Taught(NamedTuple):
+    """A U-Net of one seed, and its mean Dice on the real test images."""
+
+    unet: UNet
+    dice: float
+
+
+def judge(
+    model: SynthesisModel,
+    *,
+    against: SynthesisModel | None = None,
+    names: tuple[str, str] = ("model", "against"),
+    data: str | None = None,
+    seeds: int = 3,
+    overrides: Sequence[str] = (),
+    out: Path | None = None,
+    console: Console | None = None,
+) -> dict[str, Any]:
+    """Train the same U-Net on real images, on drawn ones, and on both; test each on real images that no one has seen.
+
+    Every U-Net takes as many steps, on windows of the same label maps: DRAWS images of each, drawn with other noise, or
+    the real one so often, or half of either.
+
+    against    a second generator, such as pix2pix
+    names      what to call the two
+    data       where the pairs are that the model was trained on, if they were moved
+    seeds      U-Nets for each kind of images
+    overrides  settings of the U-Net's recipe, "train.epochs=3"
+    out        folder for judge.json
+    returns    trained: by what the U-Net learned from, its Dice (n, mean, std) and the generator's parameters;
+               drawn: of each generator, how its images of held-out label maps compare with the real ones
+    """
+    console = console or Console(quiet=True)
+    generators = {names[0]: model} if against is None else {names[0]: model, names[1]: against}
+    _check(generators, against is not None, names)
+    splits, source = _splits(model, data)
+    if splits.test is None:
+        raise UserError(f"{source} has no test images: the U-Nets are tested on real images that nobody trained on")
+    recipe = load_recipe(model.trained_by.get("judge", "judge"), tuple(overrides))
+    windows, held_out = (tiles(part, *model.image_shape[1:]) for part in (splits.train, splits.test))
+    real, drawn = [windows] * DRAWS, {name: _draw(each, windows) for name, each in generators.items()}
+    sets = {"real": real, **drawn, f"real + {names[0]}": real[::2] + drawn[names[0]][::2]}
+    taught: dict[str, list[Taught]] = {}
+    for kind, rounds in sets.items():
+        taught[kind] = [_teach(recipe, rounds, splits.test, seed, model.device) for seed in range(seeds)]
+        dice = _spread([each.dice for each in taught[kind]])
+        console.print(f"trained on {kind}: Dice {dice['mean']:.2%}", highlight=False, markup=False)
+    usual = statistics.mean(each.dice for each in taught["real"])
+    result = {
+        "data": source,
+        "unet": {"recipe": recipe.name, "parameters": taught["real"][0].unet.parameter_count()},
+        "windows": len(windows),
+        "draws": DRAWS,
+        "test_n": len(splits.test),
+        "machine": machine(model.device),
+        "trained": {
+            kind: {
+                **_spread([each.dice for each in some]),
+                "of_real": statistics.mean(each.dice for each in some) / max(usual, 1e-12),
+                "generator_parameters": _parameters(kind, generators),
+            }
+            for kind, some in taught.items()
+        },
+        "drawn": {name: _compare(each, held_out, taught["real"]) for name, each in generators.items()},
+        "kid_of_real": _kid(taught["real"][0].unet, _floats(windows), _floats(held_out)),
+    }
+    if out is not None:
+        write_whole(out / "judge.json", json.dumps(result, indent=2, ensure_ascii=False) + "\n")
+    return result
+
+
+def judge_tables(result: dict[str, Any]) -> list[tuple[list[str], list[list[str]]]]:
+    """What was found as words for two tables: of the U-Nets, and of the images."""
+    trained = [
+        [
+            kind,
+            f"{each['mean']:.2%}" + ("" if each["std"] is None else f" ± {each['std']:.2%}"),
+            str(each["n"]),
+            f"{each['of_real']:.1%}",
+            "" if each["generator_parameters"] is None else f"{each['generator_parameters']:,}",
+        ]
+        for kind, each in result["trained"].items()
+    ]
+    drawn = [
+        [
+            name,
+            *(f"{each[key]:.2%}" for key in ("label_dice", "variation")),
+            f"{each['ssim']:.3f}",
+            "" if each["kid"] is None else f"{each['kid']:.4g}",
+        ]
+        for name, each in result["drawn"].items()
+    ]
+    return [
+        (["U-Net trained on", "Dice on real images", "n", "of real", "generator parameters"], trained),
+        (["drawn by", "label found, Dice", "between two noises", "SSIM", "KID"], drawn),
+    ]
+
+
+def _check(generators: dict[str, SynthesisModel], paired: bool, names: tuple[str, str]) -> None:
+    if paired and names[0] == names[1]:
+        raise UserError(f"--against {names[1]}: that is the same model; give another")
+    (first, model), *others = generators.items()
+    for name, other in others:
+        if not isinstance(other, SynthesisModel):
+            raise UserError(f"--against {name}: it draws no images; give another model that does, such as pix2pix")
+        for what in ("image_shape", "num_classes"):
+            if getattr(other, what) != getattr(model, what):
+                raise UserError(
+                    f"--against {name}: its {what} is {getattr(other, what)}, that of {first} {getattr(model, what)}; "
+                    "give a model trained on the same windows and classes"
+                )
+
+
+def _splits(model: SynthesisModel, data: str | None) -> tuple[Splits[Segments], str]:
+    """The model's own pairs, split as they were when it was trained; and their name."""
+    own = model.trained_by.get("data")
+    if own is None:
+        raise UserError("this model does not say what it was trained on: only models of `torchcaps train` are judged")
+    settings = {**own, "channels": model.image_shape[0]}
+    if data is not None:
+        settings["source"], settings["path"] = named_data(data)
+        if settings["source"] not in MASK_SOURCES:
+            raise UserError(f"--data {data}: this model draws masks; give a folder with images and masks in it")
+    splits = load_data(**settings)
+    warn_if_changed(model, splits)
+    return splits, settings["path"] or settings["source"]
+
+
+def _draw(generator: SynthesisModel, windows: Segments) -> list[Segments]:
+    """The same label maps with images drawn of them, DRAWS times."""
+    return [replace(windows, images=_bytes(draw_masks(generator, windows.masks, seed))) for seed in range(DRAWS)]
+
+
+def _teach(recipe: Recipe, rounds: list[Segments], test: Segments, seed: int, device: torch.device) -> Taught:
+    """A U-Net that learns from all of the rounds together; its recipe counts epochs of one of them."""
+    images, masks = ([each for part in rounds for each in getattr(part, what)] for what in ("images", "masks"))
+    names = tuple(name for part in rounds for name in part.names)
+    segments = Segments(images, masks, test.class_names, names)
+    epochs = max(1, round(recipe.train.epochs / len(rounds)))
+    recipe = recipe.model_copy(update={"train": recipe.train.model_copy(update={"seed": seed, "epochs": epochs})})
+    with seeded(seed, device):
+        state, task = make_state(recipe, segments, device)
+        if not isinstance(state.final, UNet):
+            raise UserError(f"the recipe {recipe.name} trains no unet: images are judged by one")
+        fabric = engine.make_fabric(device.type, recipe.train.precision)
+        engine.train(state, segments, None, task, recipe, fabric, Quiet())
+    return Taught(state.final.eval(), _dice(state.final, test))
+
+
+def _compare(generator: SynthesisModel, held_out: Segments, real: list[Taught]) -> dict[str, Any]:
+    """How images drawn of held-out label maps compare with the real ones, and two of one map with each other."""
+    one, other = (draw_masks(generator, held_out.masks, HELD_OUT + number) for number in range(2))
+    found = [
+        statistics.mean(_dice(each.unet, replace(held_out, images=_bytes(some))) for each in real)
+        for some in (one, other)
+    ]
+    unet, true = real[0].unet, _floats(held_out)
+    return {
+        "parameters": generator.parameter_count(),
+        "label_dice": statistics.mean(found),
+        "label_dice_apart": abs(found[0] - found[1]),
+        "variation": statistics.mean(float((a - b).abs().mean()) for a, b in zip(one, other)),
+        "ssim": ssim(one, true),
+        "kid": _kid(unet, one, true),
+        "n": len(held_out),
+    }
+
+
+def _dice(unet: UNet, segments: Segments) -> float:
+    return evaluate_masks(unet, segments, Segment.for_model(unet, LossSection())).right
+
+
+def _kid(unet: UNet, some: list[Tensor], others: list[Tensor]) -> float | None:
+    """None where there are too few images to tell."""
+    enough = min(len(some), len(others)) > 1
+    return kid(features_of(unet, some), features_of(unet, others)) if enough else None
+
+
+def _bytes(images: list[Tensor]) -> list[Tensor]:
+    return [(255 * image).round().to(torch.uint8) for image in images]
+
+
+def _floats(segments: Segments) -> list[Tensor]:
+    return [image.float() / 255 for image in segments.images]
+
+
+def _parameters(kind: str, generators: dict[str, SynthesisModel]) -> int | None:
+    name = kind.removeprefix("real + ")
+    return generators[name].parameter_count() if name in generators else None
+
+
+def _spread(values: list[float]) -> dict[str, Any]:
+    return {
+        "n": len(values),
+        "mean": statistics.mean(values),
+        "std": statistics.stdev(values) if len(values) > 1 else None,
+        "values": values,
+    }

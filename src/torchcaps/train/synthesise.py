@@ -1,0 +1,173 @@
+"""Synthesis: what is learned of drawing images from label maps, by two networks of which one judges the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor, nn
+
+from torchcaps import losses
+from torchcaps.data import Crops, Resident, Segments, tiles
+from torchcaps.errors import UserError
+from torchcaps.losses import combine
+from torchcaps.models import Output, SynthesisModel
+from torchcaps.models.synthesis import draw_masks
+from torchcaps.train.checkpoint import State
+from torchcaps.train.recipe import LossSection
+
+if TYPE_CHECKING:
+    from torchcaps.train.engine import Totals
+
+ADVERSARIES = ("bce", "least_squares")
+
+
+@dataclass(frozen=True)
+class Synthesise:
+    """An image for a label map: targets (B, H, W), class ids, 255 where nothing is known."""
+
+    weights: dict[str, float]  # of the generator's loss terms
+    smoothing: float = 0.0
+
+    measure = "likeness"  # what `correct` is called, averaged over examples
+
+    @staticmethod
+    def for_model(model: SynthesisModel, section: LossSection) -> Synthesise:
+        others = ("margin", "spread", "reconstruction", "cross_entropy", "dice", "class_weights")
+        if wrong := [name for name in others if getattr(section, name)]:
+            raise UserError(f"loss.{wrong[0]} is not for drawn images: use loss.bce or loss.least_squares, and loss.l1")
+        given = {name: getattr(section, name) for name in (*ADVERSARIES, "l1")}
+        if all(given[name] for name in ADVERSARIES):
+            raise UserError("loss: choose one of bce and least_squares")
+        chosen = any(given[name] is not None for name in ADVERSARIES)
+        usual = {"bce": 0.0 if chosen else 1.0, "least_squares": 0.0, "l1": 100.0}
+        weights = {name: usual[name] if weight is None else weight for name, weight in given.items()}
+        weights = {name: weight for name, weight in weights.items() if weight}
+        if not weights:
+            raise UserError("loss: every weight is 0, so there is nothing to learn")
+        return Synthesise(weights, section.label_smoothing)
+
+    @property
+    def adversary(self) -> str:
+        """The kind of the adversarial loss; without one the discriminator learns all the same, and is not heard."""
+        return next((name for name in ADVERSARIES if name in self.weights), "bce")
+
+    def terms(self, output: Output, images: Tensor, masks: Tensor) -> dict[str, Tensor]:
+        """The generator's losses, one value per example: to be taken for real, and to be near the real image.
+
+        output  lengths are the discriminator's logits for what was drawn, reconstruction is that
+        """
+        assert output.reconstruction is not None
+        taken = losses.adversarial_loss(output.lengths, real=True, kind=self.adversary)
+        return {self.adversary: taken, "l1": losses.l1_loss(output.reconstruction, images, masks)}
+
+    def blame(self, real: Tensor, drawn: Tensor) -> Tensor:
+        """(B,): the discriminator's loss, from its logits for real and for drawn images."""
+        for_real = losses.adversarial_loss(real, real=True, kind=self.adversary, smoothing=self.smoothing)
+        return (for_real + losses.adversarial_loss(drawn, real=False, kind=self.adversary)) / 2
+
+    def anneal(self, progress: float) -> None:
+        """Nothing changes in the course of training."""
+
+    def example_weights(self, masks: Tensor) -> Tensor | None:
+        return None
+
+    def correct(self, drawn: Tensor, images: Tensor) -> Tensor:
+        """(B,): 1 less the mean difference of what was drawn and the real image, as a share of black to white."""
+        return 1 - (drawn - images).abs().flatten(1).mean(1)
+
+
+def duel(
+    state: State,
+    task: Synthesise,
+    data: Resident | Crops,
+    clip: float | None,
+    fabric: Fabric,
+    optimizer: Any,
+    model: nn.Module,
+    totals: Totals,
+) -> tuple[Callable[..., None], dict[str, Callable[..., Any]]]:
+    """A step of both networks, and the parts of it that may be compiled; it works in place, so it can be recorded.
+
+    First the discriminator learns to tell the batch from what the generator draws of its label maps, then the generator
+    to be taken for real by the discriminator as it now is. The image is drawn once.
+
+    optimizer, model  the generator's, as Fabric knows them
+    """
+    generator, rival = state.model, state.rival
+    assert isinstance(generator, SynthesisModel)
+    assert rival is not None
+    assert state.rival_optimizer is not None
+    critic, critic_optimizer = fabric.setup(rival, state.rival_optimizer)
+
+    def draw(masks: Tensor, noise: Tensor) -> Tensor:
+        with fabric.autocast():
+            return generator(masks, noise)
+
+    def blame(masks: Tensor, images: Tensor, drawn: Tensor) -> Tensor:
+        both = torch.cat([generator.seen(masks, images), generator.seen(masks, drawn)])
+        return task.blame(*rival(both).chunk(2))
+
+    def please(masks: Tensor, images: Tensor, drawn: Tensor) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+        output = Output(rival(generator.seen(masks, drawn)), reconstruction=drawn)
+        terms = task.terms(output, images, masks)
+        return combine(terms, task.weights), terms, task.correct(drawn.detach(), images)
+
+    def step(
+        indices: Tensor,
+        draw: Callable[..., Any] = draw,
+        blame: Callable[..., Any] = blame,
+        please: Callable[..., Any] = please,
+    ) -> None:
+        images, masks = data.take(indices, state.generator)[:2]
+        noise = torch.randn(len(masks), generator.z, generator=state.generator, device=masks.device)
+        drawn = draw(masks, noise)
+
+        rival.requires_grad_(True)
+        critic_optimizer.zero_grad()
+        blamed = blame(masks, images, drawn.detach())
+        fabric.backward(blamed.mean())
+        if clip is not None:
+            fabric.clip_gradients(critic, critic_optimizer, max_norm=clip, error_if_nonfinite=False)
+        critic_optimizer.step()
+
+        rival.requires_grad_(False)  # what the generator learns from passes through it, and leaves nothing
+        optimizer.zero_grad()
+        loss, terms, correct = please(masks, images, drawn)
+        fabric.backward(loss)
+        if clip is not None:
+            fabric.clip_gradients(model, optimizer, max_norm=clip, error_if_nonfinite=False)
+        optimizer.step()
+        totals.add(loss, {**terms, "discriminator": blamed}, correct)
+
+    return step, {"draw": draw, "blame": blame, "please": please}
+
+
+class Drawings(NamedTuple):
+    """What an evaluation gives: an image (C, H, W) in [0, 1] of each label map, and means over them.
+
+    real   the pairs that were drawn again, cut to the size that the model draws
+    right  mean likeness
+    """
+
+    images: list[Tensor]
+    real: Segments
+    loss: float
+    right: float
+
+
+def evaluate_drawings(model: SynthesisModel, segments: Segments, task: Synthesise) -> Drawings:
+    """The label maps of these images drawn, each with noise of its own that is the same every time; the loss is that of
+    the distance from the real images alone."""
+    real = tiles(segments, *model.image_shape[1:])
+    images = draw_masks(model, real.masks)
+    loss, right = 0.0, 0.0
+    for drawn, image, mask in zip(images, real.images, real.masks):
+        true = image[None].float() / 255
+        loss += task.weights.get("l1", 0.0) * losses.l1_loss(drawn[None], true, mask[None]).item()
+        right += task.correct(drawn[None], true).item()
+    count = max(1, len(real))
+    return Drawings(images, real, loss / count, right / count)

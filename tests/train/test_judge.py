@@ -1,0 +1,81 @@
+"""Drawn images judged by a U-Net that learned from them."""
+
+import json
+
+import pytest
+import torch
+
+from torchcaps.data import mask_sources
+from torchcaps.errors import UserError
+from torchcaps.models import create_model
+from torchcaps.train import judge as judging
+from torchcaps.train.judge import judge, judge_tables
+
+TINY = ("train.epochs=4", "model.channels=2", "model.depth=1", "train.batch_size=4")
+
+
+@pytest.fixture(autouse=True)
+def _few_axons(monkeypatch):
+    monkeypatch.setattr(mask_sources, "AXONS", 8)
+    monkeypatch.setattr(mask_sources, "TEST_AXONS", 4)
+    monkeypatch.setattr(judging, "DRAWS", 2)
+
+
+def generator(name="capspix2pix", size=16, **options):
+    made = create_model(name, image_shape=(1, size, size), channels=2, z=3, **options).eval()
+    made.trained_by = {"data": {"source": "axons", "path": None, "image_size": 32, "validation": 0}, "judge": "judge"}
+    return made
+
+
+def test_every_kind_of_images_trains_the_same_unet_for_as_many_steps(tmp_path, monkeypatch):
+    steps, seen = [], []
+    real = judging.engine.train
+
+    def spy(state, data, *rest):
+        real(state, data, *rest)
+        steps.append(state.step)
+        seen.append(data)
+
+    monkeypatch.setattr(judging.engine, "train", spy)
+    models = {"against": generator("pix2pix"), "names": ("caps", "pix")}
+    result = judge(generator(), **models, seeds=2, overrides=TINY, out=tmp_path / "out")
+    assert list(result["trained"]) == ["real", "caps", "pix", "real + caps"]
+    for each in result["trained"].values():
+        assert each["n"] == len(each["values"]) == 2
+        assert each["mean"] == pytest.approx(sum(each["values"]) / 2)
+    assert result["trained"]["real"]["of_real"] == 1
+    assert result["trained"]["caps"]["generator_parameters"] == generator().parameter_count()
+    assert result["trained"]["real"]["generator_parameters"] is None
+    assert (result["windows"], result["test_n"]) == (32, 4)  # four windows of 16 in each of eight images of 32
+    assert set(steps) == {4 * 32 // 4}
+    real, caps, pix, both = seen[::2]
+    for data in (real, caps, pix, both):
+        assert len(data) == 64
+        assert torch.equal(torch.stack(data.masks), torch.stack(real.masks))
+    assert torch.equal(real.images[0], real.images[32])
+    assert not torch.equal(caps.images[0], caps.images[32])  # other noise
+    assert torch.equal(torch.stack(both.images), torch.stack(real.images[:32] + caps.images[:32]))
+    drawn = result["drawn"]["caps"]
+    assert (drawn["n"], drawn["parameters"]) == (16, generator().parameter_count())
+    assert drawn["variation"] > 0
+    assert json.loads((tmp_path / "out" / "judge.json").read_text()) == result
+    (heading, rows), (_, others) = judge_tables(result)
+    assert len(rows) == 4
+    assert {len(row) for row in rows} == {len(heading)}
+    assert [row[0] for row in others] == ["caps", "pix"]
+
+
+def test_what_cannot_be_judged_is_said_first(tmp_path):
+    stranger = generator()
+    stranger.trained_by = {}
+    for model, options, words in (
+        (stranger, {}, "does not say what it was trained on"),
+        (generator(), {"against": generator(size=32)}, "its image_shape is"),
+        (generator(), {"against": create_model("unet", image_shape=(1, 16, 16), channels=2)}, "draws no images"),
+        (generator(), {"against": generator(), "names": ("a", "a")}, "the same model"),
+        (generator(), {"data": "digits"}, "give a folder with images and masks"),
+        (generator(), {"overrides": ("model.name=segcaps", "model.depth=null")}, "segcaps"),
+    ):
+        with pytest.raises(UserError, match=words):
+            judge(model, **options, out=tmp_path / "out")
+    assert not list(tmp_path.iterdir())
