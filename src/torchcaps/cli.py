@@ -104,7 +104,9 @@ def evaluate(
         str | None, typer.Option(help="With --suite, and of a model that draws: a second model, on the same images.")
     ] = None,
     n: Annotated[int, typer.Option("--n", help="With --suite: so many test images, of each class alike.", min=1)] = 500,
-    seed: Annotated[int, typer.Option(help="With --suite: of the images chosen, noise and attacks.")] = 0,
+    seed: Annotated[
+        int, typer.Option(help="With --suite: of the images chosen, noise and attacks; or of the first U-Net.", min=0)
+    ] = 0,
     out_: Annotated[
         Path | None,
         typer.Option("--out", help="With --suite: folder for <suite>.json and <suite>.png; or for judge.json."),
@@ -135,7 +137,7 @@ def evaluate(
     if isinstance(loaded, SynthesisModel):
         if views:
             raise UserError("--views: it is for models that name a class, not for those that draw")
-        _judge(loaded, model, against, data, seeds, set_ or [], out_, as_json)
+        _judge(loaded, model, against, data, range(seed, seed + seeds), set_ or [], out_, as_json)
         return
     if against or out_:
         raise UserError("--against and --out go with --suite, or with a model that draws")
@@ -168,7 +170,7 @@ def _judge(
     name: str,
     against: str | None,
     data: str | None,
-    seeds: int,
+    seeds: range,
     overrides: list[str],
     folder: Path | None,
     as_json: bool,
@@ -178,7 +180,8 @@ def _judge(
     from torchcaps.train.judge import judge, judge_tables
 
     other = None if against is None else drawing_model(torchcaps.load(against, model.device))
-    settings: dict[str, Any] = {"data": data, "seeds": seeds, "overrides": overrides, "out": folder}
+    settings: dict[str, Any] = {"data": data, "overrides": overrides, "out": folder}
+    settings |= {"seeds": len(seeds), "first": seeds.start}
     result = judge(model, against=other, names=(name, against or ""), **settings, console=None if as_json else out)
     if as_json:
         print(json.dumps(result))

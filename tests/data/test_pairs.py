@@ -397,3 +397,5 @@ def test_a_label_of_unknown_values_is_refused(tmp_path):
     save(tmp_path / "a.png", np.array([[0, 3, 77]], dtype=np.uint8))
     with pytest.raises(UserError, match=r"a\.png has the values 0, 3, 77, 2 of which .* class ids are 0 to 1, or"):
         read_label(tmp_path / "a.png", 2)
+    with pytest.raises(UserError, match=r"a\.png has the values 0, 3, 77: to this model masks have two, of which 0 is"):
+        read_label(tmp_path / "a.png", 2, positive=0)

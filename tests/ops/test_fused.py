@@ -1,6 +1,7 @@
 """The Triton kernels: natively on a GPU where there is one, else under Triton's interpreter."""
 
 import logging
+from itertools import product
 from types import SimpleNamespace
 
 import paths
@@ -76,10 +77,9 @@ def assert_precise(inputs, iterations=3, leaky=False, plain=paths.reference, tim
 
 
 @pytest.mark.parametrize(("bias", "leaky"), [(False, False), (True, True)], ids=["plain", "bias-leaky"])
-@pytest.mark.parametrize("iterations", [1, 2, 3])
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize(("shape", "iterations"), [("tiles", 1), ("tiles", 3), *product(("ones", "odd"), (1, 2, 3))])
 def test_agrees_with_reference(shape, iterations, bias, leaky):
-    assert_precise(make(shape, bias=bias), iterations, leaky)
+    assert_precise(make(SHAPES[shape], bias=bias), iterations, leaky)
 
 
 @pytest.mark.parametrize("shape", WIDE.values(), ids=WIDE)
@@ -113,7 +113,7 @@ def test_half_precision(dtype, times, shape, wide_weight):
 
 
 def test_two_runs_agree_bit_for_bit():
-    inputs = make(SHAPES["tiles"])
+    inputs = make(SHAPES["tiles" if DEVICE == "cuda" else "odd"])  # the interpreter runs one program after the other
     for one, two in zip(run(paths.fused, inputs), run(paths.fused, inputs)):
         assert torch.equal(one, two)
 

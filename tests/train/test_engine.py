@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from torch import nn
 
 from torchcaps.data import Dataset, load_data
 from torchcaps.data.multimnist import multimnist_splits
@@ -197,6 +198,15 @@ def test_average_follows_the_weights():
     engine.update_average(state.average, state.model, decay=0.9, step=1000)  # one that stands for eight
     for old, new in zip(before, state.average.parameters()):
         assert torch.allclose(new, old + 1 - 0.9**8, atol=1e-6)
+
+
+def test_statistics_of_batch_normalisation_are_averaged_like_the_weights_and_other_buffers_are_those_of_now():
+    average, model = (nn.BatchNorm1d(2) for _ in range(2))
+    model.running_mean.fill_(1.0)
+    model.num_batches_tracked.fill_(7)
+    engine.update_average(average, model, decay=0.9, step=1000)
+    assert torch.allclose(average.running_mean, torch.full((2,), 1 - 0.9**8))
+    assert average.num_batches_tracked == 7
 
 
 def test_average_follows_closely_at_first():

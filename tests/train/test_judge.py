@@ -58,6 +58,7 @@ def test_every_kind_of_images_trains_the_same_unet_for_as_many_steps(tmp_path, m
     drawn = result["drawn"]["caps"]
     assert (drawn["n"], drawn["parameters"]) == (16, generator().parameter_count())
     assert drawn["variation"] > 0
+    assert 0 <= drawn["label_dice_apart"] <= 1
     assert json.loads((tmp_path / "out" / "judge.json").read_text()) == result
     (heading, rows), (_, others) = judge_tables(result)
     assert len(rows) == 4
@@ -74,8 +75,23 @@ def test_what_cannot_be_judged_is_said_first(tmp_path):
         (generator(), {"against": create_model("unet", image_shape=(1, 16, 16), channels=2)}, "draws no images"),
         (generator(), {"against": generator(), "names": ("a", "a")}, "the same model"),
         (generator(), {"data": "digits"}, "give a folder with images and masks"),
-        (generator(), {"overrides": ("model.name=segcaps", "model.depth=null")}, "segcaps"),
+        (generator(), {"overrides": ("model.name=segcaps", "model.depth=null")}, "trains segcaps, no unet"),
+        (generator(), {"names": ("real", "")}, "taken for the real images"),
+        (generator(), {"overrides": ("train.epochs=3",)}, "give a multiple of 2"),
+        (generator(num_classes=3), {}, "have 2 classes, and this model draws 3"),
     ):
         with pytest.raises(UserError, match=words):
             judge(model, **options, out=tmp_path / "out")
     assert not list(tmp_path.iterdir())
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot write to"):
+        judge(generator(), overrides=TINY, out=tmp_path / "file")
+
+
+def test_other_seeds_are_other_unets(monkeypatch):
+    seeds = []
+    monkeypatch.setattr(judging, "_teach", lambda recipe, rounds, test, seed, device: seeds.append(seed) or taught)
+    taught = judging.Taught(create_model("unet", image_shape=(1, 16, 16), channels=2, depth=1), 0.5)
+    result = judge(generator(), seeds=2, first=5, overrides=TINY)
+    assert seeds == [5, 6] * 3
+    assert result["unet"]["first_seed"] == 5

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -43,32 +44,32 @@ def result(name, **more):
 
 def test_seeds_are_trained_measured_and_put_into_a_table(tmp_path):
     settings = {"out": tmp_path / "results", "runs": tmp_path / "runs", "device": "cpu", "overrides": TINY}
-    (first,) = reproduce(["digits"], 2, **settings, side_by_side=2)
-    summaries = [json.loads((tmp_path / "runs" / f"digits-{seed}" / "summary.json").read_text()) for seed in (0, 1)]
-    assert [summary["seed"] for summary in summaries] == [0, 1]
-    accuracies = [100 * summary["test_accuracy"] for summary in summaries]
-    assert first["mean"] == pytest.approx(sum(accuracies) / 2, abs=1e-3)
-    assert first["std"] == pytest.approx(abs(accuracies[0] - accuracies[1]) / 2**0.5, abs=1e-3)
-    assert (first["n"], first["test_n"]) == (2, 359)
-    assert first["also"]["with nine views"]["n"] == 2
-    assert first["also"]["2 together"]["n"] == 1
-    assert json.loads((tmp_path / "results" / "digits.json").read_text())["mean"] == first["mean"]
-    assert f"**{first['mean']:.2f}**" in (tmp_path / "results.md").read_text()
+    (alone,) = reproduce(["digits"], 1, **settings)
+    assert (alone["n"], alone["std"]) == (1, None)
 
     # What is finished is not trained again; what was stopped before its first checkpoint starts anew.
     stamp = (tmp_path / "runs" / "digits-0" / "summary.json").stat().st_mtime_ns
-    stopped = tmp_path / "runs" / "digits-2"
+    stopped = tmp_path / "runs" / "digits-1"
     stopped.mkdir()
-    (stopped / "recipe.yaml").write_text(Job.of("digits", 2, TINY, tmp_path).recipe.to_yaml())
-    (again,) = reproduce(["digits"], 3, **settings)
-    assert again["n"] == 3
+    (stopped / "recipe.yaml").write_text(Job.of("digits", 1, TINY, tmp_path).recipe.to_yaml())
+    (found,) = reproduce(["digits"], 2, **settings)
     assert (tmp_path / "runs" / "digits-0" / "summary.json").stat().st_mtime_ns == stamp
+    summaries = [json.loads((tmp_path / "runs" / f"digits-{seed}" / "summary.json").read_text()) for seed in (0, 1)]
+    assert [summary["seed"] for summary in summaries] == [0, 1]
+    accuracies = [100 * summary["test_accuracy"] for summary in summaries]
+    assert found["mean"] == pytest.approx(sum(accuracies) / 2, abs=1e-3)
+    assert found["std"] == pytest.approx(abs(accuracies[0] - accuracies[1]) / 2**0.5, abs=1e-3)
+    assert (found["n"], found["test_n"]) == (2, 359)
+    assert found["also"]["with nine views"]["n"] == 2
+    assert found["also"]["2 together"]["n"] == 1
+    assert json.loads((tmp_path / "results" / "digits.json").read_text())["mean"] == found["mean"]
+    assert f"**{found['mean']:.2f}**" in (tmp_path / "results.md").read_text()
 
     # A run with other settings is not taken for this one, whether it is finished or not.
     for changed in (["train.epochs=2"], []):
         with pytest.raises(UserError, match="made with other settings"):
             reproduce(["digits"], 1, **{**settings, "overrides": changed})
-    assert json.loads((tmp_path / "results" / "digits.json").read_text())["n"] == 3
+    assert json.loads((tmp_path / "results" / "digits.json").read_text())["n"] == 2
 
 
 def job(tmp_path, *overrides, seed=1):
@@ -115,8 +116,7 @@ def test_of_few_images_each_seed_gets_others(tmp_path):
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals work otherwise there")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_stopped_command_lets_its_runs_save_and_goes_on(tmp_path, number):
+def test_a_stopped_command_lets_its_runs_save_and_goes_on(tmp_path):
     settings = [f"--set={each}" for each in (*TINY, "train.epochs=300")]
     command = [sys.executable, "-m", "torchcaps", "reproduce", "digits", "--seeds", "1", "--device", "cpu", *settings]
     process = subprocess.Popen(
@@ -125,14 +125,16 @@ def test_a_stopped_command_lets_its_runs_save_and_goes_on(tmp_path, number):
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # a shell lets what it runs aside ignore Ctrl-C
+        preexec_fn=lambda: signal.signal(
+            signal.SIGINT, signal.SIG_DFL
+        ),  # a shell lets what it runs aside ignore Ctrl-C
     )
     folder = tmp_path / "runs" / "reproduce" / "digits-0"
     deadline = time.monotonic() + 60
     while not (folder / "metrics.jsonl").exists() or len((folder / "metrics.jsonl").read_text().splitlines()) < 3:
         assert time.monotonic() < deadline, "the run did not start"
         time.sleep(0.1)
-    os.killpg(process.pid, number)  # as a terminal does: to everything that belongs to the command
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to everything that belongs to the command
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "the same command goes on" in output
@@ -141,6 +143,19 @@ def test_a_stopped_command_lets_its_runs_save_and_goes_on(tmp_path, number):
     state, _ = make_state(load_recipe(str(folder / "recipe.yaml")), load_data("digits", image_size=12).train, CPU)
     load_checkpoint(state, folder / "checkpoints" / "last.safetensors")
     assert state.epoch >= 2  # what was done is saved
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals work otherwise there")
+def test_being_terminated_is_as_being_interrupted():
+    assert threading.current_thread() is threading.main_thread()  # elsewhere no signal is caught, and this one kills
+
+    def be_terminated():
+        with module._stopped_by_sigterm():
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(5)
+
+    with pytest.raises(KeyboardInterrupt):
+        be_terminated()
 
 
 def test_a_failed_run_is_named_and_the_others_count(tmp_path):

@@ -68,6 +68,15 @@ def test_a_generator_is_shipped_with_the_dice_of_those_that_learned_from_it(tmp_
     assert f"Dice {card['dice']:.2%}" in (tmp_path / "shelf" / "mine" / "README.md").read_text()
 
 
+def test_a_model_of_masks_is_shipped_with_its_dice(tmp_path, monkeypatch):
+    monkeypatch.setattr("torchcaps.data.mask_sources.AXONS", 6)
+    monkeypatch.setattr("torchcaps.data.mask_sources.TEST_AXONS", 3)
+    settings = ["model.channels=2", "data.image_size=16", "train.epochs=1"]
+    run = start_run(load_recipe("segcaps", settings), out=tmp_path / "run", device="cpu")
+    facts = ship(run, "mine", tmp_path / "shelf")
+    assert f"Dice {facts['dice']:.4%} on 3 test images" in (tmp_path / "shelf" / "mine" / "README.md").read_text()
+
+
 def test_unfinished_run_is_not_shipped(tmp_path):
     with pytest.raises(UserError, match="has not finished"):
         ship(tmp_path, "mine", tmp_path / "shelf")

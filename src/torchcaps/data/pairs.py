@@ -99,6 +99,11 @@ def read_label(path: Path, num_classes: int, positive: int | None = None) -> Ten
     if positive is None and num_classes == 2 and found <= {0, IGNORED}:
         positive = IGNORED
     if positive is not None:
+        if len(found) > 2:
+            raise UserError(
+                f"{path} has the values {some(map(str, sorted(found)))}: to this model masks have two, of which "
+                f"{positive} is the class"
+            )
         return torch.from_numpy((values == positive).astype(np.uint8))
     if stray := found - {*range(num_classes), IGNORED}:
         two = ", or 0 and 255 alone" if num_classes == 2 else ""

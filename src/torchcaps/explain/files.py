@@ -41,5 +41,5 @@ def _write(path: Path, write: Callable[[Path], None]) -> None:
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror or error}") from error
     finally:
-        with suppress(NotADirectoryError):
+        with suppress(OSError):
             aside.unlink(missing_ok=True)

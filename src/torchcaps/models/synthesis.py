@@ -83,7 +83,7 @@ class SynthesisModel(ImageModel):
     def seen(self, masks: Tensor, images: Tensor) -> Tensor:
         """(B, J − 1 + C, H, W): label map and image as a discriminator sees them; what is ignored looks alike."""
         known = (masks != IGNORED)[:, None]
-        return torch.cat([self.labels(masks), torch.where(known, self._scaled(images), 0.0)], dim=1)
+        return torch.cat([self.labels(masks), self._scaled(images).masked_fill(~known, 0.0)], dim=1)
 
     def start_at_mean(self, bias: nn.Parameter) -> None:
         """Let the head's bias (C,) draw the mean of the images before anything is learned."""
@@ -98,7 +98,7 @@ class Waves(nn.Module):
     Of a vector that is the same at every pixel a convolution makes nothing but one shade. So each number is given a
     wave of fixed direction and frequency, these evenly spaced up to the highest that pixels can show: some are as wide
     as an image, most as fine as its grain. Their sum is noise of deviation 1, other for each vector, at no parameters
-    and for images of any size. (With a learned weight for each wave a generator takes to a few, and draws patterns.)
+    and for images of any size.
     """
 
     frequencies: Tensor
@@ -116,8 +116,9 @@ class Waves(nn.Module):
         columns_WZ = torch.arange(width, device=noise_BZ.device)[:, None] * self.frequencies[1]
         strength_B1Z = (noise_BZ * math.sqrt(2 / noise_BZ.shape[1]))[:, None]
         # cos(row + column) without a map for each wave
-        cosines = (strength_B1Z * rows_HZ.cos()) @ columns_WZ.cos().T
-        return (cosines - (strength_B1Z * rows_HZ.sin()) @ columns_WZ.sin().T)[:, None]
+        with no_autocast(noise_BZ):
+            cosines = (strength_B1Z * rows_HZ.cos()) @ columns_WZ.cos().T
+            return (cosines - (strength_B1Z * rows_HZ.sin()) @ columns_WZ.sin().T)[:, None]
 
 
 def noise_of(seed: int, numbers: Sequence[int], z: int) -> Tensor:
@@ -136,14 +137,17 @@ def draw_masks(
     """
     numbers = range(len(masks)) if numbers is None else numbers
     was_training, devices = model.training, [model.device] if model.device.type == "cuda" else []
+    together = TOGETHER if model.has_noise else 1
+    exact = torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True)  # the same bytes every time
     model.eval()
     images: list[Tensor] = []
     try:
-        with torch.random.fork_rng(devices=devices):
-            for first in range(0, len(masks), TOGETHER):
-                some = torch.stack(list(masks[first : first + TOGETHER])).long().to(model.device)
-                noise = noise_of(seed, numbers[first : first + TOGETHER], model.z).to(model.device)
-                torch.manual_seed(_mixed(seed, numbers[first]))  # for those whose noise is dropout
+        with torch.random.fork_rng(devices=devices), exact:
+            for first in range(0, len(masks), together):
+                some = torch.stack(list(masks[first : first + together])).long().to(model.device)
+                noise = noise_of(seed, numbers[first : first + together], model.z).to(model.device)
+                if not model.has_noise:
+                    torch.manual_seed(_mixed(seed, numbers[first]))  # for dropout
                 images += model(some, noise).cpu().unbind()
     finally:
         model.train(was_training)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ class State:
 
     average     the model whose weights are the running mean of the trained one's, if the recipe asks for it
     rival       the discriminator that a generator learns from, with an optimiser of its own
-    generator   makes every random number of augmentation
+    generator   makes every random number of augmentation, and of the noise that images are drawn with
     epoch, batch, step   finished epochs, finished batches of this epoch, finished steps in all
     totals      sums over this epoch so far, for its line in the history
     history     one dict for each finished epoch
@@ -82,7 +83,8 @@ def save_checkpoint(state: State, path: Path) -> None:
     except OSError as error:
         raise UserError(f"cannot write the checkpoint {path}: {error.strerror or error}") from error
     finally:
-        aside.unlink(missing_ok=True)
+        with suppress(OSError):
+            aside.unlink(missing_ok=True)
 
 
 def load_checkpoint(state: State, path: Path) -> None:

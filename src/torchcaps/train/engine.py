@@ -281,8 +281,11 @@ def update_average(average: ImageModel, model: ImageModel, decay: float, step: i
         return
     decay = min(decay, (1 + step) / (10 + step)) ** span
     torch._foreach_lerp_(list(average.parameters()), list(model.parameters()), 1 - decay)
-    for kept, current in zip(average.buffers(), model.buffers()):
-        kept.copy_(current)
+    for (name, kept), current in zip(average.named_buffers(), model.buffers()):
+        if name.endswith(("running_mean", "running_var")):  # of batch normalisation: they belong to the weights
+            kept.lerp_(current, 1 - decay)
+        else:
+            kept.copy_(current)
 
 
 def _crop_for(model: ImageModel, images: Tensor) -> int:

@@ -45,6 +45,7 @@ def judge(
     names: tuple[str, str] = ("model", "against"),
     data: str | None = None,
     seeds: int = 3,
+    first: int = 0,
     overrides: Sequence[str] = (),
     out: Path | None = None,
     console: Console | None = None,
@@ -57,7 +58,7 @@ def judge(
     against    a second generator, such as pix2pix
     names      what to call the two
     data       where the pairs are that the model was trained on, if they were moved
-    seeds      U-Nets for each kind of images
+    seeds      U-Nets for each kind of images, with the seeds from `first` on
     overrides  settings of the U-Net's recipe, "train.epochs=3"
     out        folder for judge.json
     returns    trained: by what the U-Net learned from, its Dice (n, mean, std) and the generator's parameters;
@@ -69,19 +70,22 @@ def judge(
     splits, source = _splits(model, data)
     if splits.test is None:
         raise UserError(f"{source} has no test images: the U-Nets are tested on real images that nobody trained on")
-    recipe = load_recipe(model.trained_by.get("judge", "judge"), tuple(overrides))
+    recipe = _recipe(model, overrides)
+    _make_folder(out)
     windows, held_out = (tiles(part, *model.image_shape[1:]) for part in (splits.train, splits.test))
     real, drawn = [windows] * DRAWS, {name: _draw(each, windows) for name, each in generators.items()}
     sets = {"real": real, **drawn, f"real + {names[0]}": real[::2] + drawn[names[0]][::2]}
     taught: dict[str, list[Taught]] = {}
     for kind, rounds in sets.items():
-        taught[kind] = [_teach(recipe, rounds, splits.test, seed, model.device) for seed in range(seeds)]
+        each_seed = range(first, first + seeds)
+        taught[kind] = [_teach(recipe, rounds, splits.test, seed, model.device) for seed in each_seed]
         dice = _spread([each.dice for each in taught[kind]])
         console.print(f"trained on {kind}: Dice {dice['mean']:.2%}", highlight=False, markup=False)
     usual = statistics.mean(each.dice for each in taught["real"])
     result = {
         "data": source,
-        "unet": {"recipe": recipe.name, "parameters": taught["real"][0].unet.parameter_count()},
+        "unet": {"recipe": recipe.name, "parameters": taught["real"][0].unet.parameter_count(), "first_seed": first},
+        "generator_seeds": {name: each.trained_by.get("seed") for name, each in generators.items()},
         "windows": len(windows),
         "draws": DRAWS,
         "test_n": len(splits.test),
@@ -117,7 +121,7 @@ def judge_tables(result: dict[str, Any]) -> list[tuple[list[str], list[list[str]
     drawn = [
         [
             name,
-            *(f"{each[key]:.2%}" for key in ("label_dice", "variation")),
+            *(f"{each[key]:.2%}" for key in ("label_dice", "label_dice_apart", "variation")),
             f"{each['ssim']:.3f}",
             "" if each["kid"] is None else f"{each['kid']:.4g}",
         ]
@@ -125,13 +129,15 @@ def judge_tables(result: dict[str, Any]) -> list[tuple[list[str], list[list[str]
     ]
     return [
         (["U-Net trained on", "Dice on real images", "n", "of real", "generator parameters"], trained),
-        (["drawn by", "label found, Dice", "between two noises", "SSIM", "KID"], drawn),
+        (["drawn by", "label found, Dice", "apart with two noises", "grey values apart", "SSIM", "KID"], drawn),
     ]
 
 
 def _check(generators: dict[str, SynthesisModel], paired: bool, names: tuple[str, str]) -> None:
-    if paired and names[0] == names[1]:
+    if paired and Path(names[0]) == Path(names[1]):
         raise UserError(f"--against {names[1]}: that is the same model; give another")
+    if reserved := [name for name in generators if name == "real" or name.startswith("real + ")]:
+        raise UserError(f"a model called {reserved[0]!r} would be taken for the real images: give its path another way")
     (first, model), *others = generators.items()
     for name, other in others:
         if not isinstance(other, SynthesisModel):
@@ -153,10 +159,32 @@ def _splits(model: SynthesisModel, data: str | None) -> tuple[Splits[Segments], 
     if data is not None:
         settings["source"], settings["path"] = named_data(data)
         if settings["source"] not in MASK_SOURCES:
-            raise UserError(f"--data {data}: this model draws masks; give a folder with images and masks in it")
+            raise UserError(f"--data {data}: this model draws from masks; give a folder with images and masks in it")
     splits = load_data(**settings)
+    if splits.train.num_classes != model.num_classes:
+        raise UserError(f"the masks have {splits.train.num_classes} classes, and this model draws {model.num_classes}")
     warn_if_changed(model, splits)
     return splits, settings["path"] or settings["source"]
+
+
+def _recipe(model: SynthesisModel, overrides: Sequence[str]) -> Recipe:
+    """That of the U-Net, on windows as large as what is drawn."""
+    crop = f"augment.crop={min(model.image_shape[1:])}"
+    recipe = load_recipe(model.trained_by.get("judge", "judge"), (*overrides, crop))
+    if recipe.model.name != "unet":
+        raise UserError(f"the recipe {recipe.name} trains {recipe.model.name}, no unet: images are judged by one")
+    if recipe.train.epochs % DRAWS:
+        raise UserError(f"train.epochs={recipe.train.epochs}: give a multiple of {DRAWS}, the images drawn of each map")
+    return recipe
+
+
+def _make_folder(out: Path | None) -> None:
+    """Before hours of training, not after them."""
+    if out is not None:
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"cannot write to {out}: {error.strerror or error}") from error
 
 
 def _draw(generator: SynthesisModel, windows: Segments) -> list[Segments]:
@@ -169,29 +197,27 @@ def _teach(recipe: Recipe, rounds: list[Segments], test: Segments, seed: int, de
     images, masks = ([each for part in rounds for each in getattr(part, what)] for what in ("images", "masks"))
     names = tuple(name for part in rounds for name in part.names)
     segments = Segments(images, masks, test.class_names, names)
-    epochs = max(1, round(recipe.train.epochs / len(rounds)))
+    epochs = recipe.train.epochs // len(rounds)
     recipe = recipe.model_copy(update={"train": recipe.train.model_copy(update={"seed": seed, "epochs": epochs})})
     with seeded(seed, device):
         state, task = make_state(recipe, segments, device)
-        if not isinstance(state.final, UNet):
-            raise UserError(f"the recipe {recipe.name} trains no unet: images are judged by one")
+        assert isinstance(state.final, UNet)  # _recipe has seen to it
         fabric = engine.make_fabric(device.type, recipe.train.precision)
         engine.train(state, segments, None, task, recipe, fabric, Quiet())
+        state.model.zero_grad(set_to_none=True)  # which would keep a recorded step's memory
     return Taught(state.final.eval(), _dice(state.final, test))
 
 
 def _compare(generator: SynthesisModel, held_out: Segments, real: list[Taught]) -> dict[str, Any]:
     """How images drawn of held-out label maps compare with the real ones, and two of one map with each other."""
     one, other = (draw_masks(generator, held_out.masks, HELD_OUT + number) for number in range(2))
-    found = [
-        statistics.mean(_dice(each.unet, replace(held_out, images=_bytes(some))) for each in real)
-        for some in (one, other)
-    ]
+    found = [[_dices(each.unet, replace(held_out, images=_bytes(some))) for each in real] for some in (one, other)]
+    pairs = [pair for each in zip(*found) for pair in zip(*each)]  # of every U-Net and map, with either noise
     unet, true = real[0].unet, _floats(held_out)
     return {
         "parameters": generator.parameter_count(),
-        "label_dice": statistics.mean(found),
-        "label_dice_apart": abs(found[0] - found[1]),
+        "label_dice": statistics.mean(sum(pairs, ())),
+        "label_dice_apart": statistics.mean(abs(a - b) for a, b in pairs),
         "variation": statistics.mean(float((a - b).abs().mean()) for a, b in zip(one, other)),
         "ssim": ssim(one, true),
         "kid": _kid(unet, one, true),
@@ -200,7 +226,13 @@ def _compare(generator: SynthesisModel, held_out: Segments, real: list[Taught]) 
 
 
 def _dice(unet: UNet, segments: Segments) -> float:
-    return evaluate_masks(unet, segments, Segment.for_model(unet, LossSection())).right
+    return statistics.mean(_dices(unet, segments))
+
+
+def _dices(unet: UNet, segments: Segments) -> list[float]:
+    """Of every image."""
+    task = Segment.for_model(unet, LossSection())
+    return [evaluate_masks(unet, segments.subset(torch.tensor([i])), task).right for i in range(len(segments))]
 
 
 def _kid(unet: UNet, some: list[Tensor], others: list[Tensor]) -> float | None:

@@ -96,7 +96,7 @@ def make_model(recipe: Recipe, data: Dataset | Segments) -> ImageModel:
         has, want = ("masks", "a class for each of them") if isinstance(data, Segments) else ("a class each", "masks")
         raise UserError(
             f"model.name={recipe.model.name}: it learns from images with {want}, and these have {has}; "
-            "choose another model (segcaps and unet find masks, capspix2pix draws them), or other data"
+            "choose another model (segcaps and unet find masks, capspix2pix draws from them), or other data"
         )
     _warn_if_large(model)
     return model

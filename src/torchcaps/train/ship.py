@@ -33,6 +33,7 @@ CARD = """# {name}
 
 
 WRONG = "error {error:.4%} on {n:,} test images ({wrong} wrong)"
+FOUND = "Dice {dice:.4%} on {n:,} test images"
 DRAWN = (
     "Dice {dice:.2%} ± {std:.2%} on {n:,} real images, of {seeds} U-Nets that learned from what it draws; {real:.2%} "
     "of such that learned from real images"
@@ -58,7 +59,8 @@ def ship(run: Path, name: str, shelf: Path) -> dict[str, Any]:
     }
     if "error" in figures:
         facts["wrong"] = round(figures["error"] * figures["n"])
-    facts["measured"] = (WRONG if "error" in figures else DRAWN).format(**facts)
+    words = WRONG if "error" in figures else DRAWN if isinstance(model, SynthesisModel) else FOUND
+    facts["measured"] = words.format(**facts)
     (folder / "README.md").write_text(CARD.format(**facts), encoding="utf-8")
     kept = ("name", "recipe", "seed", "version", "commit", "data", "error", "dice", "std", "n", "parameters")
     card = {key: facts[key] for key in kept if key in facts}
