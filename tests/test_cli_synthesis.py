@@ -14,7 +14,7 @@ TINY = [
     *("augment.crop=16", "model.channels=2", "model.z=4", "train.epochs=1", "train.batch_size=8"),
     *("discriminator.channels=2", "discriminator.depth=1", "data.validation=2", "data.test=2"),
 ]
-UNET = ["train.epochs=1", "model.channels=2", "model.depth=1"]
+UNET = ["train.epochs=2", "model.channels=2", "model.depth=1"]
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +51,8 @@ def test_from_pairs_to_a_judgement(call, pairs, tmp_path, monkeypatch):
     )
     assert code == 0, complaint
     assert "test likeness" in printed
-    code, printed, _ = call("eval", run, "--seeds", 1, "--out", tmp_path / "judged", *settings(*UNET))
-    assert code == 0
+    code, printed, complaint = call("eval", run, "--seeds", 1, "--out", tmp_path / "judged", *settings(*UNET))
+    assert code == 0, complaint
     result = json.loads((tmp_path / "judged" / "judge.json").read_text())
     assert list(result["trained"]) == ["real", str(run), f"real + {run}"]
     assert "Dice on real images" in printed
