@@ -13,6 +13,7 @@ from torch import Tensor
 from torchcaps import explain
 from torchcaps.data import read_label
 from torchcaps.errors import UserError
+from torchcaps.explain.features import show_layers
 from torchcaps.explain.files import write_gif, write_png
 from torchcaps.explain.style import pixels
 from torchcaps.models import ImageModel, SynthesisModel
@@ -126,12 +127,8 @@ def explain_drawing(
         figures[f"interpolation-features-{name}"] = explain.figure_walk_features(walked, title=title)
         arrays |= {f"interpolation_{name}": walked.images, f"interpolation_features_{name}": walked.features}
     if hasattr(model, "layers"):
-        for depth, layer in enumerate(explain.drawing_maps(model, label.mask, noise_of(0, [0], model.z)[0])):
-            figures[f"features-{depth:02d}-{layer.name}"] = explain.figure_features(layer)
-            arrays[f"pose_{layer.name}"] = layer.pose
-            if layer.couplings is not None:
-                figures[f"couplings-{depth:02d}-{layer.name}"] = explain.figure_couplings(layer)
-                arrays[f"couplings_{layer.name}"] = layer.couplings
+        shown = show_layers(explain.drawing_maps(model, label.mask, noise_of(0, [0], model.z)[0]))
+        figures, arrays = figures | shown[0], arrays | shown[1]
     return figures, arrays
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from torchcaps import explain
 from torchcaps.data import load_image, read_picture
 from torchcaps.errors import UserError, did_you_mean
+from torchcaps.explain.features import show_layers
 from torchcaps.explain.files import write_png
 from torchcaps.generate import drawing_model, explain_drawing
 from torchcaps.models import ImageModel, PixelModel, SynthesisModel
@@ -181,10 +182,5 @@ def _explain_pixels(model: PixelModel, path: Path) -> tuple[dict[str, Figure], d
     arrays = {"image": image, "presence": presence}
     if redrawn is not None:
         arrays["reconstruction"] = redrawn
-    for depth, layer in enumerate(layers):
-        figures[f"features-{depth:02d}-{layer.name}"] = explain.figure_features(layer)
-        arrays[f"pose_{layer.name}"] = layer.pose
-        if layer.couplings is not None:
-            figures[f"couplings-{depth:02d}-{layer.name}"] = explain.figure_couplings(layer)
-            arrays[f"couplings_{layer.name}"] = layer.couplings
-    return figures, arrays
+    shown = show_layers(layers)
+    return figures | shown[0], arrays | shown[1]

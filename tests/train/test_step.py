@@ -1,6 +1,7 @@
 """The step that is compiled and recorded: what can be seen of it without a GPU, and all of it with one."""
 
 import logging
+from functools import partial
 
 import pytest
 import torch
@@ -23,6 +24,23 @@ def test_what_cannot_be_compiled_runs_as_it_is(monkeypatch, caplog):
         assert [double(1), double(2)] == [2, 4]
     assert len(calls) == 1  # not tried again
     assert "no compiler here" in caplog.text
+
+
+def test_the_tenth_model_of_a_process_is_compiled_like_the_first(monkeypatch):
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+
+    def train(width):
+        weight = torch.ones(width)
+        return compiled(lambda x: (x * weight).sum())(torch.ones(width))
+
+    assert [float(train(width)) for width in range(1, 11)] == list(range(1, 11))
+    assert len(graphs) == 10
 
 
 def test_a_backward_pass_that_cannot_be_compiled_is_taken_as_it_is(caplog):

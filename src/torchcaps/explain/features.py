@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -73,6 +73,18 @@ def _maps(model: CapsuleU, answer: Callable[[], dict[str, Capsules]]) -> list[La
         for hook in hooks:
             hook.remove()
     return [LayerMaps(name, capsules.pose[0].cpu(), couplings.get(name)) for name, capsules in found.items()]
+
+
+def show_layers(layers: Sequence[LayerMaps]) -> tuple[dict[str, Figure], dict[str, Tensor]]:
+    """Figures and arrays of every layer, by the names that their files get."""
+    figures, arrays = {}, {}
+    for depth, layer in enumerate(layers):
+        figures[f"features-{depth:02d}-{layer.name}"] = figure_features(layer)
+        arrays[f"pose_{layer.name}"] = layer.pose
+        if layer.couplings is not None:
+            figures[f"couplings-{depth:02d}-{layer.name}"] = figure_couplings(layer)
+            arrays[f"couplings_{layer.name}"] = layer.couplings
+    return figures, arrays
 
 
 def figure_features(maps: LayerMaps, *, title: str = "") -> Figure:

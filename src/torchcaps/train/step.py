@@ -79,7 +79,12 @@ class Recorded:
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function through torch.compile; where that fails, as it is, with the reason logged."""
+    """The same function through torch.compile; where that fails, as it is, with the reason logged.
+
+    What was compiled of the same code before, for another model, is forgotten: after eight of them torch.compile would
+    give up, and training would go on slowly.
+    """
+    torch._dynamo.eval_frame.reset_code(function.__code__)
     chosen = torch.compile(function, dynamic=False)
 
     def call(*arguments: Any) -> Any:
