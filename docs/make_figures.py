@@ -20,8 +20,10 @@ from torchcaps import explain
 from torchcaps.bench.plot import figure_scaling
 from torchcaps.data import load_data
 from torchcaps.errors import UserError
-from torchcaps.models import SynthesisModel
+from torchcaps.models import PixelModel, SynthesisModel
+from torchcaps.models.pixels import found_in
 from torchcaps.models.synthesis import draw_masks
+from torchcaps.models.tiles import presence_of
 from torchcaps.train.judge import judge_tables
 from torchcaps.train.reproduce import fill_results
 
@@ -55,6 +57,7 @@ def main() -> None:
         paper_pictures()
     except UserError as error:
         print(f"the paper's figures stay as they are: {error}")
+    segmentation_pictures()
     synthesis_pictures()
     save("scaling", figure_scaling(read_rows("benchmarks/results/h200.csv")))
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
@@ -73,6 +76,19 @@ def paper_pictures() -> None:
     save("figure-3", explain.figure_digit_examples(examples))
     save("figure-4", explain.figure_perturbations(explain.perturbations(model, images, test.targets)))
     save("couplings", explain.figure_coupling_maps(images[:3], explain.coupling_maps(model, images[:3])))
+
+
+def segmentation_pictures() -> None:
+    """The first three test axons, and what is found in them."""
+    model = torchcaps.load("segcaps-axons")
+    assert isinstance(model, PixelModel)
+    test = load_data(**model.trained_by["data"]).test
+    assert test is not None
+    compared = []
+    for image, mask in list(zip(test.images, test.masks))[:3]:
+        found = found_in(presence_of(model, image)[None])[0].cpu()
+        compared.append(explain.compare(model, image / 255, mask, found))
+    save("segmentation", explain.figure_masks(compared, model.class_names))
 
 
 def synthesis_pictures() -> None:

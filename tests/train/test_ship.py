@@ -74,7 +74,7 @@ def test_a_model_of_masks_is_shipped_with_its_dice(tmp_path, monkeypatch):
     settings = ["model.channels=2", "data.image_size=16", "train.epochs=1"]
     run = start_run(load_recipe("segcaps", settings), out=tmp_path / "run", device="cpu")
     facts = ship(run, "mine", tmp_path / "shelf")
-    assert f"Dice {facts['dice']:.4%} on 3 test images" in (tmp_path / "shelf" / "mine" / "README.md").read_text()
+    assert f"Dice {facts['dice']:.2%} on 3 test images" in (tmp_path / "shelf" / "mine" / "README.md").read_text()
 
 
 def test_unfinished_run_is_not_shipped(tmp_path):

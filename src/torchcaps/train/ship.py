@@ -33,7 +33,7 @@ CARD = """# {name}
 
 
 WRONG = "error {error:.4%} on {n:,} test images ({wrong} wrong)"
-FOUND = "Dice {dice:.4%} on {n:,} test images"
+FOUND = "Dice {dice:.2%} on {n:,} test images"
 DRAWN = (
     "Dice {dice:.2%} ± {std:.2%} on {n:,} real images, of {seeds} U-Nets that learned from what it draws; {real:.2%} "
     "of such that learned from real images"
