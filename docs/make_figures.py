@@ -87,7 +87,7 @@ def segmentation_pictures() -> None:
     compared = []
     for image, mask in list(zip(test.images, test.masks))[:3]:
         found = found_in(presence_of(model, image)[None])[0].cpu()
-        compared.append(explain.compare(model, image / 255, mask, found))
+        compared.append(explain.compare(model, image, mask, found))
     save("segmentation", explain.figure_masks(compared, model.class_names))
 
 
