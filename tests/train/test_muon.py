@@ -7,10 +7,12 @@ import pytest
 import torch
 from torch import nn
 
+from torchcaps.data import load_data
 from torchcaps.layers import DenseCaps
 from torchcaps.models import create_model
 from torchcaps.train.muon import LIKE_ADAM, Muon, by_shape, orthogonal
 from torchcaps.train.recipe import load_recipe
+from torchcaps.train.setup import make_state
 
 OPTIONS = {"lr": 0.1, "betas": (0.9, 0.99), "weight_decay": 0.0}
 
@@ -109,4 +111,7 @@ def test_goes_on_from_its_state_as_if_nothing_had_happened():
 
 
 def test_a_recipe_asks_for_it():
-    assert load_recipe("digits", ["optim.name=muon"]).optim.name == "muon"
+    recipe = load_recipe("digits", ["optim.name=muon", "model.channels=2"])
+    state, _ = make_state(recipe, load_data("digits", image_size=12).train, torch.device("cpu"))
+    assert isinstance(state.optimizer, Muon)
+    assert [group["rows"] for group in state.optimizer.param_groups] == [(1, 2), (0,), ()]
