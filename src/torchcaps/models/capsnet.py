@@ -12,6 +12,7 @@ from torch.nn import functional
 from torchcaps.capsules import Capsules
 from torchcaps.errors import UserError
 from torchcaps.layers import DenseCaps, PrimaryCaps, make_decoder
+from torchcaps.layers.patches import PatchConv2d
 from torchcaps.models.base import CapsuleModel
 
 
@@ -67,7 +68,7 @@ class CapsNet(CapsuleModel):
                 f"by primary capsules of {primary_kernel}×{primary_kernel}: they must be at least {least}×{least}. "
                 "Enlarge them (data.image_size) or use smaller kernels (model.kernel, model.primary_kernel)"
             )
-        self.conv = nn.Conv2d(colours, channels, kernel, padding=padding)
+        self.conv = PatchConv2d(colours, channels, kernel, padding=padding)
         self.primary = PrimaryCaps(
             channels, types, dim, primary_kernel, stride, padding, routed=authors, leaky=authors and leaky
         )
