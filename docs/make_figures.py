@@ -17,8 +17,9 @@ import torch
 
 import torchcaps
 from torchcaps import explain
-from torchcaps.bench.plot import figure_scaling
+from torchcaps.bench.plot import figure_family, figure_scaling
 from torchcaps.data import load_data
+from torchcaps.data.multimnist import TEST_SEED, draw_pairs
 from torchcaps.errors import UserError
 from torchcaps.models import PixelModel, SynthesisModel
 from torchcaps.models.pixels import found_in
@@ -60,6 +61,8 @@ def main() -> None:
     segmentation_pictures()
     synthesis_pictures()
     save("scaling", figure_scaling(read_rows("benchmarks/results/h200.csv")))
+    save("family", figure_family(read_rows("benchmarks/results/h200-family.csv")))
+    save("isbi-curve", explain.figure_by_size(isbi_curves(), measure="Dice of membranes, %", title="ISBI 2012, n = 3"))
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
         fill_tables(page)
         fill_judged(page)
@@ -76,6 +79,8 @@ def paper_pictures() -> None:
     save("figure-3", explain.figure_digit_examples(examples))
     save("figure-4", explain.figure_perturbations(explain.perturbations(model, images, test.targets)))
     save("couplings", explain.figure_coupling_maps(images[:3], explain.coupling_maps(model, images[:3])))
+    pairs = next(draw_pairs(test, 1000, TEST_SEED))  # the first of the test pairs
+    save("figure-5", explain.figure_pair_examples(explain.pair_examples(torchcaps.load("capsnet-multimnist"), pairs)))
 
 
 def segmentation_pictures() -> None:
@@ -104,6 +109,17 @@ def synthesis_pictures() -> None:
     save("synthesis-interpolation", explain.figure_walk({"": walked}, title=""))
     title = "The last capsule's dimensions from one noise vector to another"
     save("synthesis-features", explain.figure_walk_features(explain.walk(model, test.masks[2], frames=4), title=title))
+
+
+def isbi_curves() -> dict[str, list[tuple[int, float, float]]]:
+    """Mean and deviation of Dice with so many images to train on."""
+    curves: dict[str, list[tuple[int, float, float]]] = {"SegCaps, 1.4 million parameters": [], "U-Net, 31 million": []}
+    for recipe, points in zip(("isbi", "isbi-unet"), curves.values()):
+        for images in (3, 6, 12, 24):
+            file = ROOT / "docs" / "results" / f"{recipe}{'' if images == 24 else f'-{images}'}.json"
+            result = json.loads(file.read_text(encoding="utf-8"))
+            points.append((images, result["mean"], result["std"]))
+    return curves
 
 
 def fill_judged(page: Path) -> None:

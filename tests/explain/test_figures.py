@@ -65,6 +65,17 @@ def test_curves_draw_what_is_there_and_nothing_else():
     assert "No epoch was recorded." in words(explain.figure_curves([]))
 
 
+def test_a_curve_by_size_has_each_mean_at_its_size_and_its_deviation_about_it():
+    curves = {"one": [(24, 81.0, 0.5), (3, 79.0, 0.25)], "other": [(6, 80.0, 0.0)]}
+    (axes,) = explain.figure_by_size(curves, measure="Dice, %").axes
+    first, second = (container.lines[0].get_xydata().tolist() for container in axes.containers)
+    assert (first, second) == ([[3, 79], [24, 81]], [[6, 80]])
+    (bars,) = axes.containers[0].lines[2]
+    assert [segment[:, 1].tolist() for segment in bars.get_segments()] == [[78.75, 79.25], [80.5, 81.5]]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["3", "6", "24"]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["one", "other"]
+
+
 @pytest.mark.parametrize(("classes", "numbers"), [(1, True), (2, True), (10, True), (200, False)])
 def test_confusion_prints_numbers_only_where_they_fit(classes, numbers, tmp_path):
     matrix = torch.eye(classes, dtype=torch.long) * 123

@@ -54,6 +54,15 @@ def test_ship_halves_the_file_and_measures_what_it_wrote(tmp_path):
     assert "torchcaps train digits --seed 0" in card
     assert facts["error"] == evaluate_model(torchcaps.load(folder))["error"]
     assert next(torchcaps.load(folder).parameters()).dtype == torch.float32
+    ship(run, "smaller", tmp_path / "shelf", decoder=False)
+    smaller = torchcaps.load(tmp_path / "shelf" / "smaller")
+    assert smaller.decoder is None
+    assert (
+        f"without the decoder that it was trained with, {smaller.parameter_count():,} parameters"
+        in (tmp_path / "shelf" / "smaller" / "README.md").read_text()
+    )
+    images = torch.rand(2, 1, 12, 12)
+    assert torch.equal(smaller(images).lengths, torchcaps.load(folder)(images).lengths)
 
 
 def test_a_generator_is_shipped_with_the_dice_of_those_that_learned_from_it(tmp_path, monkeypatch):

@@ -1,6 +1,12 @@
 """Why a model answers as it does: tensors in, arrays or figures out. matplotlib is imported when a figure is made."""
 
-from torchcaps.explain.charts import figure_confusion, figure_curves, figure_lengths, figure_mistakes
+from torchcaps.explain.charts import (
+    figure_by_size,
+    figure_confusion,
+    figure_curves,
+    figure_lengths,
+    figure_mistakes,
+)
 from torchcaps.explain.drawings import (
     Walk,
     figure_drawings,
@@ -40,6 +46,7 @@ __all__ = [
     "drawing_maps",
     "error_map",
     "feature_maps",
+    "figure_by_size",
     "figure_confusion",
     "figure_coupling_maps",
     "figure_couplings",

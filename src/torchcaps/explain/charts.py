@@ -59,6 +59,26 @@ def figure_curves(history: Sequence[Mapping[str, Any]], *, title: str = "", pane
     return figure
 
 
+def figure_by_size(
+    curves: Mapping[str, Sequence[tuple[int, float, float]]], *, measure: str, title: str = ""
+) -> Figure:
+    """A line for each name over how many images there were to train on: (images, mean, deviation) of each point."""
+    figure = new_figure(5.6, 3.4, title)
+    axes = plain_axes(figure.subplots(), "Images to train on", measure)
+    axes.grid(axis="y", color=STYLE["faint"], linewidth=0.6)
+    sizes = sorted({size for points in curves.values() for size, _, _ in points})
+    axes.set_xscale("log")
+    axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
+    axes.minorticks_off()
+    for (name, points), colour in zip(curves.items(), (STYLE["main"], STYLE["second"], STYLE["quiet"])):
+        xs, means, deviations = zip(*sorted(points))
+        axes.errorbar(
+            xs, means, deviations, label=name, color=colour, linewidth=1.6, marker="o", markersize=4, capsize=3
+        )
+    axes.legend(fontsize=STYLE["small"], frameon=False, labelcolor=STYLE["ink"], loc="lower right")
+    return figure
+
+
 def figure_confusion(matrix: Tensor, class_names: Sequence[str], *, title: str = "") -> Figure:
     """Rows are the true classes, columns the answers; shades are shares of a row, numbers are counts where they fit.
 

@@ -1,6 +1,6 @@
 """A finished run as weights that come with the package: half the size, with a card that says how they were made.
 
-python -m torchcaps.train.ship RUN NAME SHELF
+python -m torchcaps.train.ship RUN NAME SHELF [--no-decoder]
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Any
 import torch
 
 from torchcaps.errors import UserError
-from torchcaps.models import SynthesisModel, load
+from torchcaps.models import ImageModel, SynthesisModel, load
 from torchcaps.models.files import write_model
 from torchcaps.train.evaluate import evaluate_model
 from torchcaps.train.judge import judge
 
 CARD = """# {name}
 
-{model}, {parameters:,} parameters, stored in float16 ({megabytes:.1f} MB).
+{model}{without}, {parameters:,} parameters, stored in float16 ({megabytes:.1f} MB).
 
 | | |
 |---|---|
@@ -40,20 +40,26 @@ DRAWN = (
 )
 
 
-def ship(run: Path, name: str, shelf: Path) -> dict[str, Any]:
-    """Write a run's model to `shelf/name` in float16, measure it as it will be loaded, and write its card."""
+def ship(run: Path, name: str, shelf: Path, decoder: bool = True) -> dict[str, Any]:
+    """Write a run's model to `shelf/name` in float16, measure it as it will be loaded, and write its card.
+
+    decoder  no: leave it out, where it is most of the file and classes are what the model is for
+    """
     if not (run / "summary.json").is_file():
         raise UserError(f"{run} has not finished: only a finished run can be shipped")
     summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
     folder = shelf / name
     folder.mkdir(parents=True, exist_ok=True)
-    write_model(load(run), folder, torch.float16)
+    trained = load(run)
+    write_model(trained if decoder else _without_decoder(trained), folder, torch.float16)
     model = load(folder)
     figures = _judged(model) if isinstance(model, SynthesisModel) else evaluate_model(model)
     facts = {
         **summary,
         **figures,
         "name": name,
+        "parameters": model.parameter_count(),
+        "without": "" if decoder else ", without the decoder that it was trained with",
         "commit": _commit(),
         "megabytes": (folder / "model.safetensors").stat().st_size / 1e6,
     }
@@ -66,6 +72,13 @@ def ship(run: Path, name: str, shelf: Path) -> dict[str, Any]:
     card = {key: facts[key] for key in kept if key in facts}
     (folder / "card.json").write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
     return facts
+
+
+def _without_decoder(model: ImageModel) -> ImageModel:
+    smaller = type(model)(**{**model.arguments, "class_names": model.class_names, "decoder": "none"})
+    smaller.load_state_dict({name: w for name, w in model.state_dict().items() if not name.startswith("decoder.")})
+    smaller.trained_by = model.trained_by
+    return smaller.eval()
 
 
 def _judged(model: SynthesisModel) -> dict[str, Any]:
@@ -84,5 +97,5 @@ def _commit() -> str:
 
 
 if __name__ == "__main__":
-    run, name, shelf = sys.argv[1:]
-    print((Path(shelf) / name), ship(Path(run), name, Path(shelf))["measured"])
+    run, name, shelf, *options = sys.argv[1:]
+    print((Path(shelf) / name), ship(Path(run), name, Path(shelf), decoder="--no-decoder" not in options)["measured"])
