@@ -1,0 +1,102 @@
+"""What a client may send: every field bounded, and nothing but these fields."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+
+MOST_TEXT = 1_400_200  # base64 of 1 MiB, and the words of a data URL before it
+MOST_SIDE = 1024  # of an array of pixels
+MOST_CLASSES = 1000
+
+
+class Request(BaseModel):
+    """No field is guessed: an unknown one is an error, and a number is never read out of a string."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class Picture(Request):
+    """An image file in base64."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"png": "data:image/png;base64,…", "centre": True}]})
+
+    png: str = Field(
+        max_length=MOST_TEXT,
+        description="A PNG, JPEG or WebP file in base64, with or without `data:image/png;base64,` before it: at most "
+        "1 MiB and 2048×2048 pixels. Dark ink on light paper is inverted.",
+    )
+    centre: bool = Field(False, description="Fit the ink into the middle, as in MNIST.")
+
+
+Level = Annotated[float, Field(ge=0, le=1)]
+Row = Annotated[list[Level], Field(min_length=1, max_length=MOST_SIDE)]
+
+
+class Pixels(Request):
+    """The grey values themselves."""
+
+    pixels: Annotated[list[Row], Field(min_length=1, max_length=MOST_SIDE)] = Field(
+        description="Rows of the model's own size; 1 is white ink, 0 black paper.",
+    )
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, dict):
+        return "pixels" if "pixels" in value else "png"
+    return "pixels" if isinstance(value, Pixels) else "png"
+
+
+AnyImage = Annotated[Annotated[Picture, Tag("png")] | Annotated[Pixels, Tag("pixels")], Discriminator(_kind)]
+Name = Annotated[str | None, Field(max_length=200, description="A name that /api/model lists; the first if left away.")]
+ClassIndex = Annotated[int, Field(ge=0, lt=MOST_CLASSES)]
+Iterations = Annotated[int | None, Field(ge=1, le=10, description="Of routing; the model's own if left away.")]
+
+
+class PredictRequest(Request):
+    image: AnyImage
+    model: Name = None
+    top: Annotated[int, Field(ge=1, le=5, description="How many of the longest capsules are decoded.")] = 1
+    decode: Annotated[
+        list[ClassIndex] | None,
+        Field(min_length=1, max_length=5, description="Decode these classes instead of the longest."),
+    ] = None
+    iterations: Iterations = None
+
+
+class ReconstructRequest(Request):
+    class_: ClassIndex = Field(alias="class", description="The class whose capsule has this pose.")
+    pose: Annotated[list[Annotated[float, Field(ge=-10, le=10)]], Field(min_length=1, max_length=256)]
+    model: Name = None
+    sweep: Annotated[bool, Field(description="Also change each dimension in turn by −0.25 … 0.25.")] = False
+    compare: AnyImage | None = None
+
+
+class Part(Request):
+    """One primary capsule, by its type and its place in the grid."""
+
+    type: Annotated[int, Field(ge=0, lt=100_000)]
+    row: Annotated[int, Field(ge=0, lt=10_000)]
+    column: Annotated[int, Field(ge=0, lt=10_000)]
+
+
+class RoutingRequest(Request):
+    image: AnyImage
+    model: Name = None
+    iterations: Iterations = None
+    part: Part | None = None
+
+
+class TransformRequest(Request):
+    image: AnyImage
+    model: Name = None
+    rotate: Annotated[float, Field(ge=-180, le=180, description="Degrees, counter-clockwise.")] = 0.0
+    shift_x: Annotated[float, Field(ge=-14, le=14, description="Pixels to the right.")] = 0.0
+    shift_y: Annotated[float, Field(ge=-14, le=14, description="Pixels down.")] = 0.0
+    scale: Annotated[float, Field(ge=0.25, le=4)] = 1.0
+    shear: Annotated[
+        float, Field(ge=-1, le=1, description="The top moves left by so much of its height above the centre.")
+    ] = 0.0
+    along: Literal["rotate", "shift_x", "shift_y", "scale", "shear"] | None = None
+    steps: Annotated[int, Field(ge=3, le=61, description="Points of the curve.")] = 25
