@@ -1,30 +1,38 @@
-"""The explorer as a web application: routes, and what each of them may answer."""
+"""The explorer as a web application: its questions as routes, each with everything that it may answer."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import FileResponse, JSONResponse, Response
+from fastapi.responses import JSONResponse, Response
+from fastapi.routing import APIRoute
+from pydantic_core import from_json
 from starlette.exceptions import HTTPException
 
 from torchcaps._version import __version__
 from torchcaps.errors import UserError
 from torchcaps.serve import answers, requests
 from torchcaps.serve.explorer import Explorer
+from torchcaps.serve.files import file_routes
 from torchcaps.serve.guard import Guard
 
-STATIC = Path(__file__).parent / "static"
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
-PROBLEMS: dict[int | str, dict[str, Any]] = {
-    400: {"model": answers.Problem, "description": "The body is no JSON, or the Host header names another machine."},
-    413: {"model": answers.Problem, "description": "The body is larger than 2 MiB."},
-    415: {"model": answers.Problem, "description": "The body is not declared as application/json."},
-    422: {"model": answers.Problem, "description": "A field is missing, unknown, out of range, or no picture."},
-}
+ABOUT = """What a capsule network sees in a picture. Pictures come in as base64 or as an array of grey values, and go
+out as PNG data URLs; numbers have six decimals. Nothing is kept: every answer depends on its question alone."""
+
+
+def _problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    reasons = {
+        400: "The body is no JSON, or the Host header names another machine.",
+        408: "The body did not arrive in time.",
+        413: "The body is larger than 2 MiB.",
+        415: "The body is not declared as application/json.",
+        422: "A field is missing, unknown, of another type or out of range, or the picture cannot be read.",
+    }
+    return {status: {"model": answers.Problem, "description": reasons[status]} for status in statuses}
 
 
 def create_app(explorer: Explorer, hosts: Sequence[str] | None = LOOPBACK) -> FastAPI:
@@ -33,56 +41,83 @@ def create_app(explorer: Explorer, hosts: Sequence[str] | None = LOOPBACK) -> Fa
     hosts  names that a Host header may have; None for any. Without this check, a page of another site could have its
            own name lead to 127.0.0.1, and read what is served here.
     """
-    app = FastAPI(title="torchcaps explorer", version=__version__, docs_url=None, redoc_url=None)
+    app = FastAPI(title="torchcaps explorer", version=__version__, description=ABOUT, docs_url=None, redoc_url=None)
     app.add_middleware(Guard, hosts=hosts)
-    app.add_exception_handler(UserError, _user_error)
-    app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(HTTPException, _refused)
+    for kind, handler in (
+        (UserError, _user_error),
+        (RequestValidationError, _invalid),
+        (HTTPException, _refused),
+        (Exception, _broken),
+    ):
+        app.add_exception_handler(kind, handler)
+    app.include_router(_facts(explorer))
+    app.include_router(_questions(explorer))
+    app.include_router(file_routes())
+    return app
 
-    @app.get("/healthz", tags=["server"])
+
+def _facts(explorer: Explorer) -> APIRouter:
+    router = APIRouter(tags=["facts"], responses=_problems(400))
+
+    @router.get("/healthz")
     def healthz() -> answers.Health:
         """Whether the server is there."""
         return answers.Health(version=__version__)
 
-    @app.get("/api/model", tags=["models"])
+    @router.get("/api/model")
     def model() -> answers.ModelsAnswer:
         """The networks that can be asked, and all there is to know about them."""
         return explorer.models()
 
-    @app.post("/api/predict", tags=["questions"], responses=PROBLEMS)
-    def predict(request: requests.PredictRequest) -> answers.PredictAnswer:
+    return router
+
+
+def _questions(explorer: Explorer) -> APIRouter:
+    router = APIRouter(
+        prefix="/api", tags=["questions"], responses=_problems(400, 408, 413, 415, 422), route_class=_StrictRoute
+    )
+
+    @router.post("/predict")
+    def predict(question: requests.PredictRequest) -> answers.PredictAnswer:
         """How present each class is in a picture, and the picture as its capsules describe it."""
-        return explorer.predict(request)
+        return explorer.predict(question)
 
-    @app.post("/api/reconstruct", tags=["questions"], responses=PROBLEMS)
-    def reconstruct(request: requests.ReconstructRequest) -> answers.ReconstructAnswer:
-        """The picture that a pose stands for."""
-        return explorer.reconstruct(request)
+    @router.post("/reconstruct")
+    def reconstruct(question: requests.ReconstructRequest) -> answers.ReconstructAnswer:
+        """The picture that a pose stands for; if asked, with each of its dimensions changed in turn."""
+        return explorer.reconstruct(question)
 
-    @app.post("/api/routing", tags=["questions"], responses=PROBLEMS)
-    def routing(request: requests.RoutingRequest) -> answers.RoutingAnswer:
+    @router.post("/routing")
+    def routing(question: requests.RoutingRequest) -> answers.RoutingAnswer:
         """Which parts of a picture speak for which class, iteration by iteration."""
-        return explorer.routing(request)
+        return explorer.routing(question)
 
-    @app.post("/api/transform", tags=["questions"], responses=PROBLEMS)
-    def transform(request: requests.TransformRequest) -> answers.TransformAnswer:
+    @router.post("/transform")
+    def transform(question: requests.TransformRequest) -> answers.TransformAnswer:
         """What becomes of the answers when the picture is turned, moved, scaled or slanted."""
-        return explorer.transform(request)
+        return explorer.transform(question)
 
-    # The files are listed once: a client's path is a key to look up, and never a path to open.
-    files = {path.relative_to(STATIC).as_posix(): path for path in STATIC.rglob("*") if path.is_file()}
+    return router
 
-    @app.get("/static/{name:path}", include_in_schema=False)
-    def static(name: str) -> Response:
-        if name not in files:
-            raise HTTPException(404)
-        return FileResponse(files[name])
 
-    @app.get("/", include_in_schema=False)
-    def page() -> Response:
-        return static("index.html")
+class _StrictRequest(Request):
+    """Its JSON is read by a parser that stops at 200 levels, and knows neither NaN nor Infinity."""
 
-    return app
+    async def json(self) -> Any:
+        try:
+            return from_json(await self.body(), allow_inf_nan=False)
+        except ValueError as error:
+            raise HTTPException(400, f"the body is no JSON: {error}") from None
+
+
+class _StrictRoute(APIRoute):
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        answer = super().get_route_handler()
+
+        async def handler(request: Request) -> Response:
+            return await answer(_StrictRequest(request.scope, request.receive))
+
+        return handler
 
 
 def _problem(status: int, sentence: str, headers: Any = None) -> JSONResponse:
@@ -103,5 +138,8 @@ def _invalid(request: Request, error: Exception) -> Response:
 
 def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    sentence = f"there is no {request.url.path}" if error.status_code == 404 else str(error.detail)
-    return _problem(error.status_code, sentence, error.headers)
+    return _problem(error.status_code, str(error.detail), error.headers)
+
+
+def _broken(request: Request, error: Exception) -> Response:
+    return _problem(500, "the server made a mistake; its own terminal says more")

@@ -42,8 +42,7 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            if scope["type"] == "lifespan":
-                await self.app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
 
         async def declare(message: Message) -> None:
@@ -56,6 +55,8 @@ class Guard:
         try:
             headers = Headers(scope=scope)
             self._check_host(headers.get("host", ""))
+            if scope["method"] == "POST":
+                _check_type(headers.get("content-type", ""))
             body = await _read(headers, receive)
         except Refused as refusal:
             await _answer(refusal, declare)
@@ -73,6 +74,12 @@ class Guard:
         name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
         if self.hosts is not None and name.lower() not in self.hosts:
             raise Refused(400, "the Host header names another machine: this server answers to localhost only")
+
+
+def _check_type(declared: str) -> None:
+    """A page of another site can send plain text and forms without asking; to send JSON it would have to ask."""
+    if declared.partition(";")[0].strip().lower() != "application/json":
+        raise Refused(415, "the body must be declared as application/json")
 
 
 async def _read(headers: Headers, receive: Receive) -> bytes | None:
