@@ -1,0 +1,114 @@
+// Transform: the drawing turned, moved, scaled and slanted by its handles, and what both networks make of it.
+
+import { latest } from "./api.js";
+import { alongChart, lineChart, valueAt } from "./charts.js";
+import { $, h, round, slider } from "./dom.js";
+import { Stage } from "./stage.js";
+
+const degrees = (value) => `${value}°`.replace("-", "−");
+const pixels = (value) => `${round(value, 1)} px`;
+const KNOBS = {
+  rotate: { label: "turn", min: -180, max: 180, step: 1, neutral: 0, write: degrees, ticks: [-180, -90, 0, 90, 180] },
+  shift_x: { label: "shift across", min: -14, max: 14, step: 0.5, neutral: 0, write: pixels, ticks: [-14, -7, 0, 7, 14] },
+  shift_y: { label: "shift down", min: -14, max: 14, step: 0.5, neutral: 0, write: pixels, ticks: [-14, -7, 0, 7, 14] },
+  scale: { label: "scale", min: 0.25, max: 4, step: 0.05, neutral: 1, write: (v) => `×${round(v)}`, ticks: [0.25, 1, 2, 3, 4] },
+  shear: { label: "slant", min: -1, max: 1, step: 0.02, neutral: 0, write: (v) => round(v), ticks: [-1, -0.5, 0, 0.5, 1] },
+};
+
+export function transformPanel(page) {
+  const { classes } = page.model;
+  const setting = Object.fromEntries(Object.entries(KNOBS).map(([name, { neutral }]) => [name, neutral]));
+  let along = "rotate";
+  let curve = null;
+  const drawnClass = () => page.answer?.winners[0] ?? 0;
+
+  const stage = new Stage($("stage"), page.model.image, (change) => turn(change));
+  const ask = latest("api/transform", show, page.failed);
+  const askCurve = latest("api/transform", (answer) => { curve = answer.curve; show(answer); showFilm(); }, page.failed);
+  const question = () => ({ image: page.question, model: page.model.name, ...setting });
+
+  function turn(change) {
+    for (const [name, value] of Object.entries(change)) {
+      const { min, max, step } = KNOBS[name];
+      const kept = Math.min(max, Math.max(min, Math.round(value / step) * step));
+      setting[name] = Number(kept.toFixed(3));
+      knobs[name].set(setting[name]);
+    }
+    stage.place(setting);
+    if (!page.question) return;
+    // Along the chosen axis the curves stay as they are; only a change of the others moves them.
+    if (Object.keys(change).some((name) => name !== along)) wholeCurve();
+    else { ask(question()); showCurves(); }
+  }
+  const wholeCurve = () => page.question && askCurve({ ...question(), along });
+
+  const knobs = {};
+  const rows = Object.entries(KNOBS).map(([name, { label, min, max, step, neutral, write }]) => {
+    knobs[name] = slider({ id: `knob-${name}`, label, min, max, step, value: neutral, show: write,
+      oninput: (value) => turn({ [name]: value }) });
+    const radio = h("input", { type: "radio", name: "along", id: `along-${name}`, checked: name === along,
+      "aria-label": `curves along ${label}`, onchange: () => { along = name; wholeCurve(); } });
+    return h("div", { class: "knob" }, radio, knobs[name].element);
+  });
+  const reset = () => turn(Object.fromEntries(Object.entries(KNOBS).map(([name, { neutral }]) => [name, neutral])));
+  $("knobs").replaceChildren(h("p", { class: "note" }, "The dot picks the change that the curves run along."), ...rows,
+    h("p", { class: "buttons" }, h("button", { type: "button", onclick: reset }, "Put it back")));
+  stage.place(setting);
+
+  function show(answer) {
+    stage.show(answer.seen);
+    showCurves();
+    const drawn = drawnClass();
+    const other = answer.comparison && `${answer.comparison.name} ${round(answer.comparison.probabilities[drawn])}`;
+    $("transform-note").textContent = `Still a ${classes[drawn]}? ${page.model.name} ${round(answer.lengths[drawn])}`
+      + (other ? `, ${other}.` : ".");
+  }
+
+  function showCurves() {
+    if (!curve) return;
+    const { label, write, ticks } = KNOBS[curve.along];
+    const at = setting[curve.along];
+    const drawn = drawnClass();
+    const chart = (id, name, values) => {
+      if (!values) return $(id).replaceChildren("The server has no network to compare with.");
+      const order = classes.map((_, index) => index).sort((a, b) => (a === drawn) - (b === drawn));
+      const lines = order.map((index) => {
+        const own = values.map((each) => each[index]);
+        return { name: classes[index], values: own, kind: index === drawn ? "strong" : Math.max(...own) > 0.5 ? "rival" : "faint" };
+      });
+      const here = valueAt(curve.values, values.map((each) => each[drawn]), at);
+      lineChart($(id), { xs: curve.values, lines, ticks, label, write, cursor: at,
+        title: `${name}: class ${classes[drawn]} along ${label}, ${round(here)} at ${write(at)}`,
+        onpick: (value) => turn({ [curve.along]: value }) });
+    };
+    chart("curve-capsules", page.model.name, curve.lengths);
+    chart("curve-cnn", page.comparison?.name ?? "no network", curve.comparison);
+  }
+
+  // The same small pictures below both charts, each at its place of the axis.
+  function showFilm() {
+    const [first, last] = [curve.values[0], curve.values[curve.values.length - 1]];
+    for (const id of ["film-capsules", "film-cnn"]) {
+      $(id).replaceChildren(...curve.pictures.map((source, i) => {
+        const image = h("img", { src: source, alt: "" });
+        image.style.setProperty("--at", alongChart((curve.pictured[i] - first) / (last - first)));
+        return image;
+      }));
+    }
+  }
+
+  if (page.comparison) $("curve-cnn-title").textContent = `Convolutional network (${page.comparison.name})`;
+  $("curve-capsules-title").textContent = `Capsule network (${page.model.name})`;
+
+  return {
+    answered() {
+      $("transform-class").textContent = page.answer ? classes[drawnClass()] : "digit";
+      if (page.question) return wholeCurve();
+      [ask, askCurve].forEach((each) => each.forget());
+      curve = null;
+      stage.show(null);
+      for (const id of ["curve-capsules", "curve-cnn", "film-capsules", "film-cnn"]) $(id).replaceChildren();
+      $("transform-note").textContent = "Draw a digit to turn it.";
+    },
+  };
+}
