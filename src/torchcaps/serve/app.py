@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -19,6 +21,9 @@ from torchcaps.serve.explorer import Explorer
 from torchcaps.serve.files import file_routes
 from torchcaps.serve.guard import Guard
 
+Q = TypeVar("Q")
+A = TypeVar("A")
+THREADS = 4  # that decode and think: each may hold a picture of 2048×2048, and the model is asked by one at a time
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 ABOUT = """What a capsule network sees in a picture. Pictures come in as base64 or as an array of grey values, and go
 out as PNG data URLs; numbers have six decimals. Nothing is kept: every answer depends on its question alone."""
@@ -76,26 +81,30 @@ def _questions(explorer: Explorer) -> APIRouter:
     router = APIRouter(
         prefix="/api", tags=["questions"], responses=_problems(400, 408, 413, 415, 422), route_class=_StrictRoute
     )
+    threads = ThreadPoolExecutor(THREADS, "explorer")
+
+    async def ask(answer: Callable[[Q], A], question: Q) -> A:
+        return await asyncio.get_running_loop().run_in_executor(threads, answer, question)
 
     @router.post("/predict")
-    def predict(question: requests.PredictRequest) -> answers.PredictAnswer:
+    async def predict(question: requests.PredictRequest) -> answers.PredictAnswer:
         """How present each class is in a picture, and the picture as its capsules describe it."""
-        return explorer.predict(question)
+        return await ask(explorer.predict, question)
 
     @router.post("/reconstruct")
-    def reconstruct(question: requests.ReconstructRequest) -> answers.ReconstructAnswer:
+    async def reconstruct(question: requests.ReconstructRequest) -> answers.ReconstructAnswer:
         """The picture that a pose stands for; if asked, with each of its dimensions changed in turn."""
-        return explorer.reconstruct(question)
+        return await ask(explorer.reconstruct, question)
 
     @router.post("/routing")
-    def routing(question: requests.RoutingRequest) -> answers.RoutingAnswer:
+    async def routing(question: requests.RoutingRequest) -> answers.RoutingAnswer:
         """Which parts of a picture speak for which class, iteration by iteration."""
-        return explorer.routing(question)
+        return await ask(explorer.routing, question)
 
     @router.post("/transform")
-    def transform(question: requests.TransformRequest) -> answers.TransformAnswer:
+    async def transform(question: requests.TransformRequest) -> answers.TransformAnswer:
         """What becomes of the answers when the picture is turned, moved, scaled or slanted."""
-        return explorer.transform(question)
+        return await ask(explorer.transform, question)
 
     return router
 

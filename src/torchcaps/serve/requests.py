@@ -9,18 +9,34 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 MOST_TEXT = 1_400_200  # base64 of 1 MiB, and the words of a data URL before it
 MOST_SIDE = 1024  # of an array of pixels
 MOST_CLASSES = 1000
+MOVES = {  # of a picture, and how far each may go
+    "rotate": (-180.0, 180.0),
+    "shift_x": (-14.0, 14.0),
+    "shift_y": (-14.0, 14.0),
+    "scale": (0.25, 4.0),
+    "shear": (-1.0, 1.0),
+}
+SEVEN = {  # a picture to try the API with
+    "png": "iVBORw0KGgoAAAANSUhEUgAAABwAAAAcAQAAAABaduI5AAAANElEQVR42mNgwAn+f2BgYmDgYGCC8gvgrAcQ"
+    "FhMDI5zFcICBiYGJAaaEnQEmgWDxwWVxAADWTgUjY7wtzAAAAABJRU5ErkJggg==",
+    "centre": True,
+}
 
 
 class Request(BaseModel):
-    """No field is guessed: an unknown one is an error, and a number is never read out of a string."""
+    """Nothing is guessed: an unknown field is an error, and a number is never read out of a string."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+def _example(example: dict[str, Any]) -> ConfigDict:
+    return ConfigDict(json_schema_extra={"examples": [example]})
 
 
 class Picture(Request):
     """An image file in base64."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"png": "data:image/png;base64,…", "centre": True}]})
+    model_config = _example(SEVEN)
 
     png: str = Field(
         max_length=MOST_TEXT,
@@ -55,6 +71,8 @@ Iterations = Annotated[int | None, Field(ge=1, le=10, description="Of routing; t
 
 
 class PredictRequest(Request):
+    model_config = _example({"image": SEVEN, "top": 2})
+
     image: AnyImage
     model: Name = None
     top: Annotated[int, Field(ge=1, le=5, description="How many of the longest capsules are decoded.")] = 1
@@ -66,6 +84,8 @@ class PredictRequest(Request):
 
 
 class ReconstructRequest(Request):
+    model_config = _example({"class": 7, "pose": [0.2, -0.2] * 8})
+
     class_: ClassIndex = Field(alias="class", description="The class whose capsule has this pose.")
     pose: Annotated[list[Annotated[float, Field(ge=-10, le=10)]], Field(min_length=1, max_length=256)]
     model: Name = None
@@ -82,21 +102,28 @@ class Part(Request):
 
 
 class RoutingRequest(Request):
+    model_config = _example({"image": SEVEN, "part": {"type": 0, "row": 2, "column": 3}})
+
     image: AnyImage
     model: Name = None
     iterations: Iterations = None
     part: Part | None = None
 
 
+def _within(move: str, description: str) -> Any:
+    low, high = MOVES[move]
+    return Field(ge=low, le=high, description=description)
+
+
 class TransformRequest(Request):
+    model_config = _example({"image": SEVEN, "rotate": 15, "along": "rotate", "steps": 7})
+
     image: AnyImage
     model: Name = None
-    rotate: Annotated[float, Field(ge=-180, le=180, description="Degrees, counter-clockwise.")] = 0.0
-    shift_x: Annotated[float, Field(ge=-14, le=14, description="Pixels to the right.")] = 0.0
-    shift_y: Annotated[float, Field(ge=-14, le=14, description="Pixels down.")] = 0.0
-    scale: Annotated[float, Field(ge=0.25, le=4)] = 1.0
-    shear: Annotated[
-        float, Field(ge=-1, le=1, description="The top moves left by so much of its height above the centre.")
-    ] = 0.0
+    rotate: Annotated[float, _within("rotate", "Degrees, counter-clockwise.")] = 0.0
+    shift_x: Annotated[float, _within("shift_x", "Pixels to the right.")] = 0.0
+    shift_y: Annotated[float, _within("shift_y", "Pixels down.")] = 0.0
+    scale: Annotated[float, _within("scale", "1 leaves it as it is, 2 makes it twice as large.")] = 1.0
+    shear: Annotated[float, _within("shear", "A row moves right by so much of its height above the middle.")] = 0.0
     along: Literal["rotate", "shift_x", "shift_y", "scale", "shear"] | None = None
     steps: Annotated[int, Field(ge=3, le=61, description="Points of the curve.")] = 25
