@@ -31,7 +31,7 @@ export class Stage {
   /** Where a point of the frame (from its middle) lies in the picture: scaled, slanted, turned (counter-clockwise), moved. */
   #at([x, y]) {
     const { rotate, shift_x, shift_y, scale, shear } = this.setting;
-    const [u, v] = [(x - shear * y) * scale, y * scale];
+    const [u, v] = [(x + shear * y) * scale, y * scale];
     const [cos, sin] = [Math.cos(radians(rotate)), Math.sin(radians(rotate))];
     return [this.centre[0] + shift_x + cos * u + sin * v, this.centre[1] + shift_y - sin * u + cos * v];
   }
@@ -82,6 +82,6 @@ export class Stage {
     // Slant: how far the lower edge was pulled along itself.
     const angle = radians(-setting.rotate);
     const pulled = (b[0] - a[0]) * Math.cos(angle) + (b[1] - a[1]) * Math.sin(angle);
-    return { shear: setting.shear - pulled / (HALF * setting.scale) };
+    return { shear: setting.shear + pulled / (HALF * setting.scale) };
   }
 }

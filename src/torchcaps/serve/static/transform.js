@@ -7,11 +7,14 @@ import { Stage } from "./stage.js";
 
 const degrees = (value) => `${value}°`.replace("-", "−");
 const pixels = (value) => `${round(value, 1)} px`;
+// `to` and `from` lead to the slider's own numbers and back: a scale goes by equal factors, the others as they are.
+const same = (value) => value;
 const KNOBS = {
   rotate: { label: "turn", min: -180, max: 180, step: 1, neutral: 0, write: degrees, ticks: [-180, -90, 0, 90, 180] },
   shift_x: { label: "shift across", min: -14, max: 14, step: 0.5, neutral: 0, write: pixels, ticks: [-14, -7, 0, 7, 14] },
   shift_y: { label: "shift down", min: -14, max: 14, step: 0.5, neutral: 0, write: pixels, ticks: [-14, -7, 0, 7, 14] },
-  scale: { label: "scale", min: 0.25, max: 4, step: 0.05, neutral: 1, write: (v) => `×${round(v)}`, ticks: [0.25, 1, 2, 3, 4] },
+  scale: { label: "scale", min: -2, max: 2, step: 0.1, neutral: 1, write: (v) => `×${Number(v.toFixed(2))}`,
+    ticks: [0.25, 0.5, 1, 2, 4], to: Math.log2, from: (v) => 2 ** v },
   shear: { label: "slant", min: -1, max: 1, step: 0.02, neutral: 0, write: (v) => round(v), ticks: [-1, -0.5, 0, 0.5, 1] },
 };
 
@@ -29,10 +32,10 @@ export function transformPanel(page) {
 
   function turn(change) {
     for (const [name, value] of Object.entries(change)) {
-      const { min, max, step } = KNOBS[name];
-      const kept = Math.min(max, Math.max(min, Math.round(value / step) * step));
-      setting[name] = Number(kept.toFixed(3));
-      knobs[name].set(setting[name]);
+      const { min, max, step, to = same, from = same } = KNOBS[name];
+      const kept = Math.min(max, Math.max(min, Math.round(to(value) / step) * step));
+      setting[name] = Number(from(kept).toFixed(4));
+      knobs[name].set(kept);
     }
     stage.place(setting);
     if (!page.question) return;
@@ -43,9 +46,9 @@ export function transformPanel(page) {
   const wholeCurve = () => page.question && askCurve({ ...question(), along });
 
   const knobs = {};
-  const rows = Object.entries(KNOBS).map(([name, { label, min, max, step, neutral, write }]) => {
-    knobs[name] = slider({ id: `knob-${name}`, label, min, max, step, value: neutral, show: write,
-      oninput: (value) => turn({ [name]: value }) });
+  const rows = Object.entries(KNOBS).map(([name, { label, min, max, step, neutral, write, to = same, from = same }]) => {
+    knobs[name] = slider({ id: `knob-${name}`, label, min, max, step, value: to(neutral), show: (value) => write(from(value)),
+      oninput: (value) => turn({ [name]: from(value) }) });
     const radio = h("input", { type: "radio", name: "along", id: `along-${name}`, checked: name === along,
       "aria-label": `curves along ${label}`, onchange: () => { along = name; wholeCurve(); } });
     return h("div", { class: "knob" }, radio, knobs[name].element);
@@ -66,8 +69,9 @@ export function transformPanel(page) {
 
   function showCurves() {
     if (!curve) return;
-    const { label, write, ticks } = KNOBS[curve.along];
-    const at = setting[curve.along];
+    const { label, write, ticks, to = same, from = same } = KNOBS[curve.along];
+    const xs = curve.values.map(to);
+    const at = to(setting[curve.along]);
     const drawn = drawnClass();
     const chart = (id, name, values) => {
       if (!values) return $(id).replaceChildren("The server has no network to compare with.");
@@ -76,10 +80,10 @@ export function transformPanel(page) {
         const own = values.map((each) => each[index]);
         return { name: classes[index], values: own, kind: index === drawn ? "strong" : Math.max(...own) > 0.5 ? "rival" : "faint" };
       });
-      const here = valueAt(curve.values, values.map((each) => each[drawn]), at);
-      lineChart($(id), { xs: curve.values, lines, ticks, label, write, cursor: at,
-        title: `${name}: class ${classes[drawn]} along ${label}, ${round(here)} at ${write(at)}`,
-        onpick: (value) => turn({ [curve.along]: value }) });
+      const here = valueAt(xs, values.map((each) => each[drawn]), at);
+      lineChart($(id), { xs, lines, ticks: ticks.map(to), label, write: (value) => write(from(value)), cursor: at,
+        title: `${name}: class ${classes[drawn]} along ${label}, ${round(here)} at ${write(from(at))}`,
+        onpick: (value) => turn({ [curve.along]: from(value) }) });
     };
     chart("curve-capsules", page.model.name, curve.lengths);
     chart("curve-cnn", page.comparison?.name ?? "no network", curve.comparison);
@@ -87,11 +91,12 @@ export function transformPanel(page) {
 
   // The same small pictures below both charts, each at its place of the axis.
   function showFilm() {
-    const [first, last] = [curve.values[0], curve.values[curve.values.length - 1]];
+    const { to = same } = KNOBS[curve.along];
+    const [first, last] = [curve.values[0], curve.values[curve.values.length - 1]].map(to);
     for (const id of ["film-capsules", "film-cnn"]) {
       $(id).replaceChildren(...curve.pictures.map((source, i) => {
         const image = h("img", { src: source, alt: "" });
-        image.style.setProperty("--at", alongChart((curve.pictured[i] - first) / (last - first)));
+        image.style.setProperty("--at", alongChart((to(curve.pictured[i]) - first) / (last - first)));
         return image;
       }));
     }
