@@ -141,7 +141,8 @@ def _invalid(request: Request, error: Exception) -> Response:
     """The first thing that is wrong, and where; what the client sent is not repeated."""
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
-    place = ".".join(str(part) for part in first["loc"][1:])
+    loc = first["loc"][1:]  # without "body"
+    place = ".".join(str(part) for part, above in zip(loc, ("", *loc)) if above not in requests.IMAGES)
     return _problem(422, f"{place}: {first['msg']}" if place else first["msg"])
 
 

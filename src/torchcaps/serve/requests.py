@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
 MOST_TEXT = 1_400_200  # base64 of 1 MiB, and the words of a data URL before it
 MOST_SIDE = 1024  # of an array of pixels
 MOST_CLASSES = 1000
+IMAGES = ("image", "compare")  # the fields that hold one: below them, the kind of image is no part of the path
 MOVES = {  # of a picture, and how far each may go
     "rotate": (-180.0, 180.0),
     "shift_x": (-14.0, 14.0),
@@ -46,6 +47,12 @@ class Picture(Request):
     centre: bool = Field(False, description="Fit the ink into the middle, as in MNIST.")
 
 
+def _whole(value: Any) -> Any:
+    """JSON has one kind of numbers: 8.0 is 8."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+WHOLE = BeforeValidator(_whole)
 Level = Annotated[float, Field(ge=0, le=1)]
 Row = Annotated[list[Level], Field(min_length=1, max_length=MOST_SIDE)]
 
@@ -66,8 +73,11 @@ def _kind(value: Any) -> str:
 
 AnyImage = Annotated[Annotated[Picture, Tag("png")] | Annotated[Pixels, Tag("pixels")], Discriminator(_kind)]
 Name = Annotated[str | None, Field(max_length=200, description="A name that /api/model lists; the first if left away.")]
-ClassIndex = Annotated[int, Field(ge=0, lt=MOST_CLASSES)]
-Iterations = Annotated[int | None, Field(ge=1, le=10, description="Of routing; the model's own if left away.")]
+ClassIndex = Annotated[int, Field(ge=0, lt=MOST_CLASSES), WHOLE]
+Iterations = Annotated[
+    Annotated[int, Field(ge=1, le=10), WHOLE] | None,
+    Field(description="Of routing; the model's own if left away."),
+]
 
 
 class PredictRequest(Request):
@@ -75,7 +85,7 @@ class PredictRequest(Request):
 
     image: AnyImage
     model: Name = None
-    top: Annotated[int, Field(ge=1, le=5, description="How many of the longest capsules are decoded.")] = 1
+    top: Annotated[int, Field(ge=1, le=5, description="How many of the longest capsules are decoded."), WHOLE] = 1
     decode: Annotated[
         list[ClassIndex] | None,
         Field(min_length=1, max_length=5, description="Decode these classes instead of the longest."),
@@ -96,9 +106,9 @@ class ReconstructRequest(Request):
 class Part(Request):
     """One primary capsule, by its type and its place in the grid."""
 
-    type: Annotated[int, Field(ge=0, lt=100_000)]
-    row: Annotated[int, Field(ge=0, lt=10_000)]
-    column: Annotated[int, Field(ge=0, lt=10_000)]
+    type: Annotated[int, Field(ge=0, lt=100_000), WHOLE]
+    row: Annotated[int, Field(ge=0, lt=10_000), WHOLE]
+    column: Annotated[int, Field(ge=0, lt=10_000), WHOLE]
 
 
 class RoutingRequest(Request):
@@ -126,4 +136,4 @@ class TransformRequest(Request):
     scale: Annotated[float, _within("scale", "1 leaves it as it is, 2 makes it twice as large.")] = 1.0
     shear: Annotated[float, _within("shear", "A row moves right by so much of its height above the middle.")] = 0.0
     along: Literal["rotate", "shift_x", "shift_y", "scale", "shear"] | None = None
-    steps: Annotated[int, Field(ge=3, le=61, description="Points of the curve.")] = 25
+    steps: Annotated[int, Field(ge=3, le=61, description="Points of the curve."), WHOLE] = 25
