@@ -42,7 +42,8 @@ def properties(images_BHW: Tensor) -> Tensor:
     _, H, W = images_BHW.shape
     x_W, y_H1 = torch.arange(W) - (W - 1) / 2, (torch.arange(H) - (H - 1) / 2)[:, None]
     tiny = torch.finfo(images_BHW.dtype).tiny
-    mass = images_BHW.sum((1, 2)).clamp_min(tiny)
+    ink = images_BHW.sum((1, 2))
+    mass = ink.clamp_min(tiny)
 
     def mean(values: Tensor) -> Tensor:
         return (images_BHW * values).sum((1, 2)) / mass
@@ -55,7 +56,7 @@ def properties(images_BHW: Tensor) -> Tensor:
     padded = F.pad(images_BHW, (1, 1, 1, 1))
     steps = padded[:, 1:, 1:] - padded[:, 1:, :-1], padded[:, 1:, 1:] - padded[:, :-1, 1:]
     outline = torch.hypot(*steps).sum((1, 2)).clamp_min(tiny)
-    return torch.stack([width, height, -slope, 2 * mass / outline, right, below], dim=1)
+    return torch.stack([width, height, -slope, 2 * ink / outline, right, below], dim=1)
 
 
 def correlations(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
@@ -73,10 +74,11 @@ def correlations(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
     found_JDP = torch.zeros(J, D, len(PROPERTIES))
     with evaluating(capsnet):
         for label in range(J):
-            digits = images[labels == label].split(50)
-            if not digits:
+            digits = images[labels == label]
+            if not len(digits):
                 raise UserError(f"meanings: there is no image of class {capsnet.class_names[label]}")
-            poses_ND = torch.cat([capsnet.classes(capsnet.children_of(some)).pose[:, label] for some in digits])
+            answers = [capsnet.classes(capsnet.children_of(some)) for some in digits.split(50)]
+            poses_ND = torch.cat([parents.pose[:, label] for parents in answers])
             for dimension in range(D):
                 masked_NVJD = poses_ND.new_zeros(len(poses_ND), len(steps_V), J, D)
                 masked_NVJD[:, :, label] = poses_ND[:, None]
