@@ -66,5 +66,7 @@ def pytest_terminal_summary(terminalreporter):
     missing = [report for report in skipped if "no Chromium" in str(report.longrepr)]
     if missing:
         terminalreporter.write_line(
-            f"NOT TESTED IN A BROWSER: {len(missing)} tests need Chromium (apt-get install chromium)", red=True, bold=True
+            f"NOT TESTED IN A BROWSER: {len(missing)} tests need Chromium (apt-get install chromium)",
+            red=True,
+            bold=True,
         )

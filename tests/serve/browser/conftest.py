@@ -9,7 +9,8 @@ from driver import browsing, chromium, serving
 
 # The browser reports what breaks the page's policy here, whether or not it also writes it to the console.
 WATCH = """window.violations = [];
-document.addEventListener("securitypolicyviolation", (event) => violations.push(event.violatedDirective + " " + event.blockedURI));"""
+document.addEventListener("securitypolicyviolation",
+  (event) => violations.push(event.violatedDirective + " " + event.blockedURI));"""
 
 
 def pytest_collection_modifyitems(items):
@@ -39,7 +40,7 @@ def complaints():
 
 @pytest.fixture
 def open_page(server, browser, complaints):
-    """open_page("draw", viewport=…, …) → a page; at the end it must have complained of nothing and asked no other host."""
+    """open_page("draw", viewport=…, …) → a page. At the end nothing was complained of, no other host asked."""
     opened = []
 
     def visit(panel="draw", path="/", **settings):
@@ -58,7 +59,9 @@ def open_page(server, browser, complaints):
     yield visit
     for context, page, said, asked in opened:
         said += page.evaluate("window.violations")
-        foreign = {url for url in asked if not url.startswith("data:") and urlsplit(url).netloc != urlsplit(server).netloc}
+        foreign = {
+            url for url in asked if not url.startswith("data:") and urlsplit(url).netloc != urlsplit(server).netloc
+        }
         context.close()
         assert not [text for text in said if not any(part in text for part in complaints)]
         assert not foreign

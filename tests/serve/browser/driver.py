@@ -14,12 +14,29 @@ NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome"
 PANELS = ("draw", "pose", "routing", "overlap", "transform")
 Stroke = Sequence[tuple[float, float]]
 
+
+def curve(*points: tuple[float, float], between: int = 5) -> Stroke:
+    """A round line through points (Catmull-Rom), as a hand would draw it."""
+    ends = [points[0], *points, points[-1]]
+    line = []
+    for a, b, c, d in zip(ends, ends[1:], ends[2:], ends[3:]):
+        for t in (step / between for step in range(between)):
+            weights = (-t + 2 * t**2 - t**3, 2 - 5 * t**2 + 3 * t**3, t + 4 * t**2 - 3 * t**3, t**3 - t**2)
+            x, y = (sum(w * p[axis] for w, p in zip(weights, (a, b, c, d))) / 2 for axis in (0, 1))
+            line.append((x, y))
+    return [*line, points[-1]]
+
+
 # In shares of the pad's side, as somebody would write them.
 THREE: list[Stroke] = [
-    [(0.30, 0.20), (0.45, 0.13), (0.60, 0.14), (0.68, 0.24), (0.65, 0.36), (0.55, 0.43), (0.44, 0.45), (0.58, 0.47)]
-    + [(0.69, 0.54), (0.72, 0.66), (0.66, 0.78), (0.52, 0.84), (0.37, 0.83), (0.26, 0.76)]
+    [
+        *curve((0.29, 0.22), (0.43, 0.13), (0.60, 0.14), (0.67, 0.25), (0.60, 0.39), (0.44, 0.45)),
+        *curve((0.44, 0.45), (0.60, 0.47), (0.71, 0.57), (0.70, 0.71), (0.58, 0.82), (0.40, 0.83), (0.27, 0.76)),
+    ]
 ]
-SEVEN: list[Stroke] = [[(0.26, 0.18), (0.45, 0.17), (0.62, 0.17), (0.74, 0.16), (0.62, 0.40), (0.52, 0.62), (0.45, 0.85)]]
+SEVEN: list[Stroke] = [
+    [(0.26, 0.18), (0.45, 0.17), (0.62, 0.17), (0.74, 0.16), (0.62, 0.40), (0.52, 0.62), (0.45, 0.85)]
+]
 
 
 def chromium() -> str | None:
@@ -63,7 +80,7 @@ def draw(page, strokes: Sequence[Stroke], pad: str = "#pad") -> None:
         page.mouse.move(*places[0])
         page.mouse.down()
         for place in places[1:]:
-            page.mouse.move(*place, steps=4)
+            page.mouse.move(*place, steps=2)
         page.mouse.up()
 
 

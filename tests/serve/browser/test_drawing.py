@@ -17,6 +17,11 @@ DROP = """([bytes, name, type]) => {
   document.body.dispatchEvent(new DragEvent("drop", { dataTransfer: data, bubbles: true, cancelable: true }));
 }"""
 
+INK = """async (source) => {
+  const { greys } = await import("/static/pixels.js");
+  return (await greys(source)).reduce((sum, grey) => sum + grey);
+}"""
+
 
 def written(strokes):
     """A photograph of a digit: dark ink on white paper."""
@@ -86,8 +91,7 @@ def test_undo_clear_and_brush(page):
     page.get_by_role("button", name="Clear").click()
     draw(page, THREE)
     wins(page, 3)
-    ink = "async (source) => { const { greys } = await import('/static/pixels.js'); return (await greys(source)).reduce((a, b) => a + b); }"
-    assert page.evaluate(ink, page.get_attribute("#draw-seen", "src")) > 1.2 * page.evaluate(ink, thin)
+    assert page.evaluate(INK, page.get_attribute("#draw-seen", "src")) > 1.2 * page.evaluate(INK, thin)
 
 
 def test_every_example_is_what_it_says(page):

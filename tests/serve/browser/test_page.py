@@ -12,28 +12,44 @@ expect = pytest.importorskip("playwright.sync_api").expect
 # Text whose colour stands out less than 4.5 : 1 (3 : 1 where it is large) from what is behind it.
 FAINT = """() => {
   const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
-  const read = (colour) => { canvas.clearRect(0, 0, 1, 1); canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1);
-    return [...canvas.getImageData(0, 0, 1, 1).data]; };
-  const light = (rgb) => rgb.slice(0, 3).map((v) => v / 255).map((v) => (v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4))
-    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
-  const behind = (element) => { for (let e = element; e; e = e.parentElement) {
-    const colour = read(getComputedStyle(e).backgroundColor); if (colour[3] === 255) return colour; } return [255, 255, 255, 255]; };
+  const read = (colour) => {
+    canvas.clearRect(0, 0, 1, 1);
+    canvas.fillStyle = colour;
+    canvas.fillRect(0, 0, 1, 1);
+    return [...canvas.getImageData(0, 0, 1, 1).data];
+  };
+  const linear = (v) => (v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+  const luminance = ([r, g, b]) => 0.2126 * linear(r / 255) + 0.7152 * linear(g / 255) + 0.0722 * linear(b / 255);
+  const behind = (element) => {
+    const colour = read(getComputedStyle(element).backgroundColor);
+    return colour[3] === 255 || !element.parentElement ? colour : behind(element.parentElement);
+  };
   const texts = [...document.querySelectorAll("body *")].filter((e) => e.checkVisibility() && !e.disabled
-    && [...e.childNodes].some((node) => node.nodeType === 3 && node.data.trim()));
+    && [...e.childNodes].some((node) => node.nodeType === Node.TEXT_NODE && node.data.trim()));
   return texts.map((e) => {
     const style = getComputedStyle(e);
-    const [a, b] = [light(read(e instanceof SVGElement ? style.fill : style.color)), light(behind(e))];
-    const contrast = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-    const large = parseFloat(style.fontSize) >= 24;
-    return { text: e.textContent.trim().slice(0, 30), contrast, enough: contrast >= (large ? 3 : 4.5) };
+    const own = luminance(read(e instanceof SVGElement ? style.fill : style.color));
+    const paper = luminance(behind(e));
+    const contrast = (Math.max(own, paper) + 0.05) / (Math.min(own, paper) + 0.05);
+    const enough = contrast >= (parseFloat(style.fontSize) >= 24 ? 3 : 4.5);
+    return { text: e.textContent.trim().slice(0, 30), contrast, enough };
   });
 }"""
+
+BEYOND = """(edge) => [...document.querySelectorAll("main *")]
+  .filter((e) => e.checkVisibility() && !e.closest("svg") && e.getBoundingClientRect().right > edge)
+  .map((e) => e.outerHTML.slice(0, 80))"""
 
 
 def ready(page, panel):
     """Waits until a panel shows an answer."""
-    signs = {"draw": "#draw-redrawn[src^=data]", "pose": "#pose-redrawn[src^=data]", "routing": "#votes tbody tr >> nth=9",
-             "overlap": "#pair-first[src^=data], #overlap-absent:visible", "transform": "#curve-cnn polyline >> nth=9"}
+    signs = {
+        "draw": "#draw-redrawn[src^=data]",
+        "pose": "#pose-redrawn[src^=data]",
+        "routing": "#votes tbody tr >> nth=9",
+        "overlap": "#pair-first[src^=data], #overlap-absent:visible",
+        "transform": "#curve-cnn polyline >> nth=9",
+    }
     expect(page.locator(signs[panel]).first).to_be_visible()
 
 
@@ -116,7 +132,9 @@ def test_keyboard_alone_does_all_of_it(open_page):
     expect(page.locator("#stage-picture")).not_to_have_attribute("src", picture)
 
 
-@pytest.mark.skipif("capsnet-multimnist" not in shipped_models(), reason="weights for overlapping digits are not shipped")
+@pytest.mark.skipif(
+    "capsnet-multimnist" not in shipped_models(), reason="weights for overlapping digits are not shipped"
+)
 def test_two_digits_by_keyboard(open_page):
     page = open_page("overlap")
     ready(page, "overlap")
@@ -140,8 +158,7 @@ def test_a_phone_never_scrolls_sideways(open_page):
             page.get_by_role("button", name="Sweep").tap()
             expect(page.locator(".strip")).to_be_visible()
         assert page.evaluate("document.documentElement.scrollWidth") == 360, panel
-        beyond = "[...document.querySelectorAll('main *')].filter((e) => e.checkVisibility() && !e.closest('svg') && e.getBoundingClientRect().right > 361).map((e) => e.outerHTML.slice(0, 80))"
-        assert page.evaluate(beyond) == [], panel
+        assert page.evaluate(BEYOND, 361) == [], panel
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -183,7 +200,9 @@ def test_the_page_is_light(open_page, server):
     sizes = {}
     page.on("response", lambda response: sizes.update({response.url: response}))
     page.reload(wait_until="networkidle")
-    weights = {url: len(answer.body()) for url, answer in sizes.items() if "/api/" not in url and url.startswith(server)}
+    weights = {
+        url: len(answer.body()) for url, answer in sizes.items() if "/api/" not in url and url.startswith(server)
+    }
     assert f"{server}/static/main.js" in weights
     assert sum(weights.values()) <= 300_000
 

@@ -56,7 +56,10 @@ def test_the_sweep_shows_every_dimension(open_page):
     page.get_by_role("button", name="Sweep").click()
     strip = page.locator(".strip")
     expect(strip).to_be_visible()
-    assert strip.evaluate("(image) => image.decode().then(() => [image.naturalWidth, image.naturalHeight])") == [308, 448]
+    assert strip.evaluate("(image) => image.decode().then(() => [image.naturalWidth, image.naturalHeight])") == [
+        308,
+        448,
+    ]
     assert page.locator(".sweep li").count() == 16
     before = source(page, "#pose-redrawn")
     box = strip.bounding_box()
@@ -103,7 +106,9 @@ def test_a_class_shows_its_supporters_and_a_part_its_votes(open_page):
     expect(page.locator("#part-title")).to_contain_text("row 1, column 1")
 
 
-@pytest.mark.skipif("capsnet-multimnist" not in shipped_models(), reason="weights for overlapping digits are not shipped")
+@pytest.mark.skipif(
+    "capsnet-multimnist" not in shipped_models(), reason="weights for overlapping digits are not shipped"
+)
 def test_two_digits_give_two_reconstructions(open_page):
     page = open_page("overlap")
     expect(page.locator("#pair-verdict")).to_have_text("A 2 and a 7.")
@@ -147,12 +152,14 @@ def test_a_drawing_is_turned_by_slider_and_by_handle(open_page):
     page = open_page("transform")
     expect(page.locator("#curve-capsules polyline")).to_have_count(10)
     expect(page.locator("#curve-cnn polyline")).to_have_count(10)
-    expect(page.locator("#transform-class")).to_have_text("5")
+    expect(page.locator("#transform-class")).to_have_text("a 5")
     upright = source(page, "#stage-picture")
     curve = page.locator("#curve-capsules .strong").first.get_attribute("points")
     page.locator("#knob-rotate").fill("40")
     becomes(page, "#stage-picture", upright)
-    assert page.locator("#curve-capsules .strong").first.get_attribute("points") == curve  # its axis: only the cursor moves
+    assert (
+        page.locator("#curve-capsules .strong").first.get_attribute("points") == curve
+    )  # its axis: only the cursor moves
     page.locator("#knob-shear").fill("0.4")
     expect(page.locator("#curve-capsules .strong").first).not_to_have_attribute("points", curve)
     page.get_by_role("button", name="Put it back").click()
@@ -175,7 +182,7 @@ def test_the_frame_lies_where_the_drawing_is(open_page):
     """A bar drawn along the frame's upper edge stays on it, however the drawing is changed."""
     page = open_page("transform")
     draw(page, SEVEN)
-    expect(page.locator("#transform-class")).to_have_text("7")
+    expect(page.locator("#transform-class")).to_have_text("a 7")
     for name, value in (("rotate", 70), ("shift_x", 3), ("shift_y", -2), ("scale", -0.4), ("shear", 0.5)):
         before = source(page, "#stage-picture")
         page.locator(f"#knob-{name}").fill(str(value))

@@ -56,3 +56,8 @@ export function slider({ id, label, min, max, step, value, show = String, oninpu
 }
 
 export const round = (number, digits = 2) => number.toFixed(digits).replace("-0.00", "0.00").replace("-", "−");
+
+/** "a 5", "an 8", "an airplane" */
+export const withArticle = (name) => `${/^([aeiou]|8|11$|18$)/i.test(name) ? "an" : "a"} ${name}`;
+
+export const sentence = (text) => text.charAt(0).toUpperCase() + text.slice(1);

@@ -1,7 +1,7 @@
 // Wires the page together: the models, the pad, and the panel in front.
 
 import { ask, Away, latest, serverBack } from "./api.js";
-import { $, round, roving } from "./dom.js";
+import { $, round, roving, withArticle } from "./dom.js";
 import { drawPanel } from "./draw.js";
 import { overlapPanel } from "./overlap.js";
 import { Pad } from "./pad.js";
@@ -65,8 +65,8 @@ async function start() {
     const name = page.model.classes[winner];
     const length = answer.lengths[winner];
     $("verdict").dataset.winner = name;
-    $("verdict").textContent = length >= 0.5 ? `This is a ${name}. Length ${round(length)}.`
-      : `Perhaps a ${name}, but no capsule is long: ${round(length)}.`;
+    $("verdict").textContent = length >= 0.5 ? `This is ${withArticle(name)}. Length ${round(length)}.`
+      : `Perhaps ${withArticle(name)}, but its capsule is short: ${round(length)}.`;
     panels[front].answered();
   }, failed);
 

@@ -2,7 +2,7 @@
 
 import { latest } from "./api.js";
 import { classBars } from "./bars.js";
-import { $, h, round, roving } from "./dom.js";
+import { $, h, round, roving, sentence, withArticle } from "./dom.js";
 import { picture } from "./draw.js";
 import { INKS, Pad } from "./pad.js";
 import { Probe } from "./probe.js";
@@ -44,14 +44,15 @@ export function overlapPanel(page) {
       picture(`pair-${KINDS[i]}`, tinted(each.grey, INKS[i], height, width));
       const caption = $(`pair-${KINDS[i]}-name`);
       caption.dataset.class = names[i];
-      caption.textContent = `a ${names[i]}, length ${round(each.length)}`;
+      caption.textContent = `${withArticle(names[i])}, length ${round(each.length)}`;
     });
     picture("pair-missing", answer.missing);
     probe.show(explained(found.map((each) => each.grey), INKS), { drawn, first: found[0].grey, second: found[1].grey }, names);
     bars.show(answer.lengths, { [winners[0]]: "first", [winners[1]]: "second" });
     $("pair-message").textContent = "";
     $("pair-verdict").textContent = answer.lengths[winners[1]] < 0.2 || answer.lengths[winners[0]] < 0.2
-      ? `A ${model.classes[answer.winners[0]]}, and hardly anything else.` : `A ${names[0]} and a ${names[1]}.`;
+      ? `${sentence(withArticle(model.classes[answer.winners[0]]))}, and hardly anything else.`
+      : `${sentence(withArticle(names[0]))} and ${withArticle(names[1])}.`;
     choices.forEach((button, index) => {
       const i = winners.indexOf(index);
       button.dataset.kind = i < 0 ? "" : KINDS[i];

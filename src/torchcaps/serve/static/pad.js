@@ -52,7 +52,7 @@ export class Pad {
 
   get empty() { return this.marks.length === 0; }
 
-  /** The drawing as a question's image: white ink on black. A file nobody drew on goes as it came. */
+  /** The drawing, or one layer of it, as a data URL: white ink on black. */
   image(layer = null) {
     const canvas = h("canvas", { width: SENT, height: SENT });
     const context = canvas.getContext("2d");

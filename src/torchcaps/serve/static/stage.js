@@ -3,15 +3,16 @@
 import { h, svg } from "./dom.js";
 import { picture } from "./draw.js";
 
-const HALF = 9;       // half the side of the frame, in pixels of the network: about the digit's own box
+const SIDE = 28;      // the handles are drawn in units of a picture of this side, whatever the network's own
+const HALF = 9;       // half the side of the frame in such units: about a digit's own box
 
 const radians = (value) => (value * Math.PI) / 180;
 
 export class Stage {
   /** `changed({ rotate: …, … })` is called while a handle is dragged. */
   constructor(host, { height, width }, changed) {
-    Object.assign(this, { height, width, changed, setting: null });
-    this.centre = [width / 2, height / 2];
+    Object.assign(this, { unit: SIDE / width, height: (SIDE * height) / width, width: SIDE, changed, setting: null });
+    this.centre = [this.width / 2, this.height / 2];
     this.image = h("img", { class: "picture", id: "stage-picture", alt: "The drawing after the change" });
     this.outline = svg("polygon", { class: "outline" });
     this.stem = svg("line", { class: "outline" });
@@ -21,7 +22,7 @@ export class Stage {
       scale: this.#handle("scale", "Drag to scale", "rect", { x: -1, y: -1, width: 2, height: 2 }),
       shear: this.#handle("shear", "Drag to slant", "path", { d: "M-1.6 0 L0 -1 L1.6 0 L0 1 Z" }),
     };
-    this.sheet = svg("svg", { viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" }, this.outline, this.stem,
+    this.sheet = svg("svg", { viewBox: `0 0 ${this.width} ${this.height}`, "aria-hidden": "true" }, this.outline, this.stem,
       ...Object.values(this.handles));
     host.append(this.image, this.sheet);
   }
@@ -30,10 +31,15 @@ export class Stage {
 
   /** Where a point of the frame (from its middle) lies in the picture: scaled, slanted, turned (counter-clockwise), moved. */
   #at([x, y]) {
-    const { rotate, shift_x, shift_y, scale, shear } = this.setting;
+    const { rotate, scale, shear } = this.setting;
+    const [left, top] = this.#middle(this.setting);
     const [u, v] = [(x + shear * y) * scale, y * scale];
     const [cos, sin] = [Math.cos(radians(rotate)), Math.sin(radians(rotate))];
-    return [this.centre[0] + shift_x + cos * u + sin * v, this.centre[1] + shift_y - sin * u + cos * v];
+    return [left + cos * u + sin * v, top - sin * u + cos * v];
+  }
+
+  #middle({ shift_x, shift_y }) {
+    return [this.centre[0] + shift_x * this.unit, this.centre[1] + shift_y * this.unit];
   }
 
   place(setting) {
@@ -71,8 +77,11 @@ export class Stage {
   }
 
   #dragged(name, { from, setting }, to) {
-    if (name === "shift") return { shift_x: setting.shift_x + to[0] - from[0], shift_y: setting.shift_y + to[1] - from[1] };
-    const middle = [this.centre[0] + setting.shift_x, this.centre[1] + setting.shift_y];
+    if (name === "shift") {
+      const [right, down] = [0, 1].map((axis) => (to[axis] - from[axis]) / this.unit);
+      return { shift_x: setting.shift_x + right, shift_y: setting.shift_y + down };
+    }
+    const middle = this.#middle(setting);
     const [a, b] = [from, to].map(([x, y]) => [x - middle[0], y - middle[1]]);
     if (name === "rotate") {
       const turned = ((Math.atan2(b[1], b[0]) - Math.atan2(a[1], a[0])) * 180) / Math.PI;

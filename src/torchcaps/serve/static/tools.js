@@ -21,7 +21,8 @@ function chooser(name, file) {
     if (input.files[0]) file(input.files[0]);
     input.value = "";       // the same file again is a change, too
   });
-  return h("span", { class: "file" }, input, h("label", { class: "button", for: input.id }, "Open a picture…"));
+  return h("span", { class: "file" }, input, h("label", { class: "button", for: input.id }, "Open",
+    h("span", { class: "spare" }, " a picture"), "…"));
 }
 
 /** A file dropped anywhere on the page is opened; the browser must not leave the page for it. */

@@ -2,7 +2,7 @@
 
 import { latest } from "./api.js";
 import { alongChart, lineChart, valueAt } from "./charts.js";
-import { $, h, round, slider } from "./dom.js";
+import { $, h, round, slider, withArticle } from "./dom.js";
 import { Stage } from "./stage.js";
 
 const degrees = (value) => `${value}°`.replace("-", "−");
@@ -63,7 +63,7 @@ export function transformPanel(page) {
     showCurves();
     const drawn = drawnClass();
     const other = answer.comparison && `${answer.comparison.name} ${round(answer.comparison.probabilities[drawn])}`;
-    $("transform-note").textContent = `Still a ${classes[drawn]}? ${page.model.name} ${round(answer.lengths[drawn])}`
+    $("transform-note").textContent = `Still ${withArticle(classes[drawn])}? ${page.model.name} ${round(answer.lengths[drawn])}`
       + (other ? `, ${other}.` : ".");
   }
 
@@ -74,7 +74,7 @@ export function transformPanel(page) {
     const at = to(setting[curve.along]);
     const drawn = drawnClass();
     const chart = (id, name, values) => {
-      if (!values) return $(id).replaceChildren("The server has no network to compare with.");
+      if (!values) return $(id).replaceChildren(h("p", { class: "note" }, "The server has no network to compare with."));
       const order = classes.map((_, index) => index).sort((a, b) => (a === drawn) - (b === drawn));
       const lines = order.map((index) => {
         const own = values.map((each) => each[index]);
@@ -93,7 +93,7 @@ export function transformPanel(page) {
   function showFilm() {
     const { to = same } = KNOBS[curve.along];
     const [first, last] = [curve.values[0], curve.values[curve.values.length - 1]].map(to);
-    for (const id of ["film-capsules", "film-cnn"]) {
+    for (const id of curve.comparison ? ["film-capsules", "film-cnn"] : ["film-capsules"]) {
       $(id).replaceChildren(...curve.pictures.map((source, i) => {
         const image = h("img", { src: source, alt: "" });
         image.style.setProperty("--at", alongChart((to(curve.pictured[i]) - first) / (last - first)));
@@ -107,7 +107,7 @@ export function transformPanel(page) {
 
   return {
     answered() {
-      $("transform-class").textContent = page.answer ? classes[drawnClass()] : "digit";
+      $("transform-class").textContent = withArticle(page.answer ? classes[drawnClass()] : "digit");
       if (page.question) return wholeCurve();
       [ask, askCurve].forEach((each) => each.forget());
       curve = null;
