@@ -12,7 +12,7 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT / "tests" / "serve" / "browser"))
-from driver import THREE, browsing, draw, serving  # noqa: E402
+from driver import THREE, browsing, draw, serving, settle  # noqa: E402
 
 PICTURES = ROOT / "docs" / "pictures"
 DESKTOP = {"viewport": {"width": 1180, "height": 700}, "device_scale_factor": 1.5}
@@ -28,7 +28,7 @@ def main() -> None:
             page.goto(f"{address}#{panel}")
             page.wait_for_selector("#verdict[data-winner]", state="attached")
             prepare(page)
-            page.wait_for_load_state("networkidle")
+            settle(page)
             page.evaluate("document.activeElement.blur()")
             page.mouse.move(0, 0)
             page.screenshot(path=PICTURES / f"explorer-{name}.png", full_page=whole)
@@ -39,7 +39,7 @@ def main() -> None:
         shoot("routing", "routing", three, color_scheme="dark", **DESKTOP)
         shoot("overlap", "overlap", pair, **DESKTOP)
         shoot("transform", "transform", turn, **DESKTOP)
-        shoot("phone", "draw", lambda page: example(page, "2, another way"), whole=False, **PHONE)
+        shoot("phone", "draw", lambda page: example(page, "2, upright"), whole=False, **PHONE)
 
 
 def three(page: Any) -> None:

@@ -21,6 +21,7 @@ MOST_SIDE = 2048
 FORMATS = ("PNG", "JPEG", "WEBP")  # no other decoder of Pillow ever sees what a client sent
 BOX = 20 / 28  # share of the picture that the ink of MNIST was fitted into
 FAINT = 0.1  # below it, a pixel is paper
+LACKING, MADE_UP = "#ff6b6b", "#4dabf7"  # of light colours: pure red and blue can hardly be seen on black
 COLOURS = ("#e8590c", "#1c7ed6", "#2b8a3e", "#ae3ec9", "#f08c00")
 
 
@@ -129,7 +130,10 @@ def data_url(picture: Tensor) -> str:
 
 def coloured(grey_HW: Tensor, index: int) -> Tensor:
     """(3, H, W): a reconstruction in the colour of its place among the decoded ones."""
-    code = COLOURS[index % len(COLOURS)]
+    return _tint(COLOURS[index % len(COLOURS)], grey_HW)
+
+
+def _tint(code: str, grey_HW: Tensor) -> Tensor:
     colour = torch.tensor(struct.unpack("BBB", bytes.fromhex(code[1:]))) / 255
     return colour[:, None, None] * grey_HW
 
@@ -137,4 +141,4 @@ def coloured(grey_HW: Tensor, index: int) -> Tensor:
 def missing(drawn_HW: Tensor, redrawn_HW: Tensor) -> Tensor:
     """(3, H, W): red what was drawn but not reconstructed, blue what was reconstructed but not drawn."""
     difference = drawn_HW - redrawn_HW
-    return torch.stack([difference.clamp_min(0), torch.zeros_like(difference), (-difference).clamp_min(0)])
+    return _tint(LACKING, difference.clamp_min(0)) + _tint(MADE_UP, (-difference).clamp_min(0))

@@ -71,6 +71,11 @@ def browsing():
         browser.close()
 
 
+def settle(page) -> None:
+    """Until every question that the page has asked is answered."""
+    page.wait_for_selector("main[aria-busy=false]", state="attached")
+
+
 def draw(page, strokes: Sequence[Stroke], pad: str = "#pad") -> None:
     """With the mouse, stroke by stroke."""
     page.locator(f"{pad} canvas").scroll_into_view_if_needed()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
-from driver import SEVEN, THREE, draw
+from driver import SEVEN, THREE, draw, settle
 
 from torchcaps.models import shipped_models
 
@@ -178,32 +179,34 @@ def test_a_drawing_is_turned_by_slider_and_by_handle(open_page):
     expect(page.locator("#curve-cnn .axis")).to_have_text("scale")
 
 
-def test_the_frame_lies_where_the_drawing_is(open_page):
-    """A bar drawn along the frame's upper edge stays on it, however the drawing is changed."""
+def test_the_frame_moves_as_the_drawing_does(open_page):
+    """Where the frame's change takes the ink of the drawing, the changed picture has ink."""
     page = open_page("transform")
     draw(page, SEVEN)
-    expect(page.locator("#transform-class")).to_have_text("a 7")
+    settle(page)
+    expect(page.locator("#transform-note")).to_contain_text("Still a 7?")
+    before, square = picture_and_frame(page)
     for name, value in (("rotate", 70), ("shift_x", 3), ("shift_y", -2), ("scale", -0.4), ("shear", 0.5)):
-        before = source(page, "#stage-picture")
+        shown = source(page, "#stage-picture")
         page.locator(f"#knob-{name}").fill(str(value))
-        becomes(page, "#stage-picture", before)
-    # The corner of the 7 lies near the frame's upper right corner: ink around it, none around the lower right one.
-    ink = page.evaluate(
-        """async () => {
-          const { greys } = await import("/static/pixels.js");
-          const picture = document.getElementById("stage-picture");
-          const grey = await greys(picture.src);
-          const corners = document.querySelector("#stage polygon").getAttribute("points").split(" ")
-            .map((point) => point.split(",").map(Number));
-          const around = ([x, y]) => {
-            let sum = 0;
-            for (let i = -3; i <= 3; i += 1) for (let j = -3; j <= 3; j += 1) {
-              sum += grey[(Math.round(y) + i) * 28 + Math.round(x) + j] ?? 0;
-            }
-            return sum;
-          };
-          return corners.map(around);
-        }"""
-    )
-    upper_right, lower_right = ink[1], ink[2]
-    assert upper_right > 5 * max(lower_right, 0.5)
+        becomes(page, "#stage-picture", shown)
+    settle(page)
+    after, frame = picture_and_frame(page)
+    change, *_ = np.linalg.lstsq(np.column_stack([square, np.ones(4)]), frame, rcond=None)
+    rows, columns = (before > 0.9).nonzero()
+    moved = np.column_stack([columns + 0.5, rows + 0.5, np.ones(len(rows))]) @ change
+    x, y = np.floor(moved).astype(int).T
+    inside = (x >= 0) & (x < 28) & (y >= 0) & (y < 28)
+    assert inside.mean() > 0.8
+    assert (after[y[inside], x[inside]] > 0.4).mean() > 0.95
+
+
+def picture_and_frame(page):
+    """The picture between the handles as (28, 28) in [0, 1], and the frame's corners (x, y)."""
+    greys = """async () => {
+      const { greys } = await import("/static/pixels.js");
+      return Array.from(await greys(document.getElementById("stage-picture").src));
+    }"""
+    corners = page.locator("#stage polygon").get_attribute("points").split()
+    frame = np.array([[float(number) for number in corner.split(",")] for corner in corners])
+    return np.array(page.evaluate(greys)).reshape(28, 28), frame

@@ -6,7 +6,23 @@ export class Refused extends Error {}
 /** No answer came at all. */
 export class Away extends Error {}
 
+let onTheWay = 0;
+
+/** While a question is on its way, the page says that it is busy. */
 export async function ask(path, body) {
+  const busy = (change) => {
+    onTheWay += change;
+    document.querySelector("main").setAttribute("aria-busy", String(onTheWay > 0));
+  };
+  busy(+1);
+  try {
+    return await answerTo(path, body);
+  } finally {
+    busy(-1);
+  }
+}
+
+async function answerTo(path, body) {
   const request = body === undefined ? {} : {
     method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body),
   };

@@ -25,7 +25,7 @@ export function posePanel(page) {
 
   const meaning = (dimension) => page.model.meanings?.[capsule?.class]?.[dimension] ?? null;
   const label = (dimension) => meaning(dimension)?.name ?? `dimension ${dimension + 1}`;
-  const evidence = (dimension) => (meaning(dimension)?.name ? `, r = ${round(meaning(dimension).correlation)}` : "");
+  const evidence = (dimension) => (meaning(dimension)?.name ? `r = ${round(meaning(dimension).correlation)}` : "");
 
   const sweeping = () => $("pose-sweep").getAttribute("aria-expanded") === "true";
 
@@ -81,7 +81,7 @@ export function posePanel(page) {
       reconstruct.forget();
       reset();
       sliders.forEach(({ text, input }, dimension) => {
-        text.replaceChildren(h("span", { class: "meaning" }, label(dimension)), evidence(dimension));
+        text.replaceChildren(h("span", { class: "meaning" }, label(dimension)), h("span", { class: "evidence" }, evidence(dimension)));
         text.classList.toggle("known", evidence(dimension) !== "");
         input.disabled = capsule === null;
       });

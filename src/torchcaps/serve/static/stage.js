@@ -33,7 +33,7 @@ export class Stage {
   #at([x, y]) {
     const { rotate, scale, shear } = this.setting;
     const [left, top] = this.#middle(this.setting);
-    const [u, v] = [(x + shear * y) * scale, y * scale];
+    const [u, v] = [(x - shear * y) * scale, y * scale];
     const [cos, sin] = [Math.cos(radians(rotate)), Math.sin(radians(rotate))];
     return [left + cos * u + sin * v, top - sin * u + cos * v];
   }
@@ -91,6 +91,6 @@ export class Stage {
     // Slant: how far the lower edge was pulled along itself.
     const angle = radians(-setting.rotate);
     const pulled = (b[0] - a[0]) * Math.cos(angle) + (b[1] - a[1]) * Math.sin(angle);
-    return { shear: setting.shear + pulled / (HALF * setting.scale) };
+    return { shear: setting.shear - pulled / (HALF * setting.scale) };
   }
 }

@@ -26,9 +26,17 @@ export function transformPanel(page) {
   const drawnClass = () => page.answer?.winners[0] ?? 0;
 
   const stage = new Stage($("stage"), page.model.image, (change) => turn(change));
-  const ask = latest("api/transform", show, page.failed);
-  const askCurve = latest("api/transform", (answer) => { curve = answer.curve; show(answer); showFilm(); }, page.failed);
-  const question = () => ({ image: page.question, model: page.model.name, ...setting });
+  const latestOnly = latest("api/transform", show, page.failed);
+  // What a curve depends on: all but the setting that it runs along. The same again need not be asked for again.
+  const basis = (question, axis) => JSON.stringify({ ...question, along: axis, [axis]: null });
+  let curveBasis = null;
+
+  function ask() {
+    if (!page.question) return;
+    const question = { image: page.question, model: page.model.name, ...setting };
+    latestOnly(basis(question, along) === curveBasis ? question : { ...question, along });
+    showCurves();
+  }
 
   function turn(change) {
     for (const [name, value] of Object.entries(change)) {
@@ -38,19 +46,15 @@ export function transformPanel(page) {
       knobs[name].set(kept);
     }
     stage.place(setting);
-    if (!page.question) return;
-    // Along the chosen axis the curves stay as they are; only a change of the others moves them.
-    if (Object.keys(change).some((name) => name !== along)) wholeCurve();
-    else { ask(question()); showCurves(); }
+    ask();
   }
-  const wholeCurve = () => page.question && askCurve({ ...question(), along });
 
   const knobs = {};
   const rows = Object.entries(KNOBS).map(([name, { label, min, max, step, neutral, write, to = same, from = same }]) => {
     knobs[name] = slider({ id: `knob-${name}`, label, min, max, step, value: to(neutral), show: (value) => write(from(value)),
       oninput: (value) => turn({ [name]: from(value) }) });
     const radio = h("input", { type: "radio", name: "along", id: `along-${name}`, checked: name === along,
-      "aria-label": `curves along ${label}`, onchange: () => { along = name; wholeCurve(); } });
+      "aria-label": `curves along ${label}`, onchange: () => { along = name; ask(); } });
     return h("div", { class: "knob" }, radio, knobs[name].element);
   });
   const reset = () => turn(Object.fromEntries(Object.entries(KNOBS).map(([name, { neutral }]) => [name, neutral])));
@@ -58,8 +62,13 @@ export function transformPanel(page) {
     h("p", { class: "buttons" }, h("button", { type: "button", onclick: reset }, "Put it back")));
   stage.place(setting);
 
-  function show(answer) {
+  function show(answer, question) {
     stage.show(answer.seen);
+    if (answer.curve) {
+      curve = answer.curve;
+      curveBasis = basis(question, curve.along);
+      showFilm();
+    }
     showCurves();
     const drawn = drawnClass();
     const other = answer.comparison && `${answer.comparison.name} ${round(answer.comparison.probabilities[drawn])}`;
@@ -108,9 +117,9 @@ export function transformPanel(page) {
   return {
     answered() {
       $("transform-class").textContent = withArticle(page.answer ? classes[drawnClass()] : "digit");
-      if (page.question) return wholeCurve();
-      [ask, askCurve].forEach((each) => each.forget());
-      curve = null;
+      if (page.question) return ask();
+      latestOnly.forget();
+      curve = curveBasis = null;
       stage.show(null);
       for (const id of ["curve-capsules", "curve-cnn", "film-capsules", "film-cnn"]) $(id).replaceChildren();
       $("transform-note").textContent = "Draw a digit to turn it.";
