@@ -13,7 +13,6 @@ from bodies import as_file, random_pixels
 from PIL import Image
 
 JSON = {"content-type": "application/json"}
-PATHS = ("predict", "reconstruct", "routing", "transform")
 
 
 def send(client, path, body, headers=JSON):
@@ -121,11 +120,17 @@ BODIES = {
 }
 
 
-@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("name", BODIES)
-def test_bodies_that_are_no_question(client, path, name):
+def test_bodies_that_are_no_question(client, name):
     body, *statuses = BODIES[name]
-    refused(send(client, f"/api/{path}", body), *statuses)
+    refused(send(client, "/api/predict", body), *statuses)
+
+
+@pytest.mark.parametrize("path", ["reconstruct", "routing", "transform"])
+def test_no_question_is_read_by_another_parser(client, path):
+    for name in ("lists, deep and closed", "NaN", "null", "nothing"):
+        body, *statuses = BODIES[name]
+        refused(send(client, f"/api/{path}", body), *statuses)
 
 
 GOOD = random_pixels()

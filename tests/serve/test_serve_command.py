@@ -1,6 +1,7 @@
 """`torchcaps serve` as a user starts it: a real process, its words, its exit code, a real connection."""
 
 import http.client
+import io
 import json
 import re
 import signal
@@ -9,9 +10,12 @@ import subprocess
 import sys
 
 import pytest
+import uvicorn
+from fastapi.testclient import TestClient
+from rich.console import Console
 
 from torchcaps.models import create_model, save
-from torchcaps.serve.run import is_loopback
+from torchcaps.serve.run import is_loopback, serve
 
 COMMAND = [sys.executable, "-m", "torchcaps.cli", "serve"]
 
@@ -85,3 +89,18 @@ def test_nothing_of_the_web_is_loaded_for_other_commands():
 def test_which_hosts_only_this_machine_can_reach(host, local):
     assert is_loopback(host) == local
     assert not is_loopback("localhost.example")
+
+
+@pytest.mark.parametrize(
+    ("host", "noted", "status"), [("127.0.0.1", False, 400), ("localhost", False, 400), ("0.0.0.0", True, 200)]
+)
+def test_letting_others_in_is_said(run, monkeypatch, host, noted, status):
+    """And only then does the server answer to other names than those of this machine."""
+    served = []
+    monkeypatch.setattr(uvicorn.Server, "run", lambda server, sockets: served.append(server.config.app))
+    said = io.StringIO()
+    serve(run, host, 0, Console(file=said, width=200))
+    assert f"http://{host}:" in said.getvalue()
+    assert ("whoever can reach this machine" in said.getvalue()) == noted
+    assert TestClient(served[0], base_url="http://other.example").get("/healthz").status_code == status
+    assert TestClient(served[0], base_url="http://127.0.0.1:99").get("/healthz").status_code == 200
