@@ -87,7 +87,7 @@ def test_undo_clear_and_brush(page):
     wins(page, 3)
     page.get_by_role("button", name="Undo").click()
     wins(page, 5)
-    page.get_by_label("Brush").fill("0.14")
+    page.locator("#pad-brush").fill("0.14")
     page.get_by_role("button", name="Clear").click()
     draw(page, THREE)
     wins(page, 3)

@@ -4,7 +4,7 @@ import { ask, Away, latest, serverBack } from "./api.js";
 import { $, round, roving, withArticle } from "./dom.js";
 import { drawPanel } from "./draw.js";
 import { overlapPanel } from "./overlap.js";
-import { Pad } from "./pad.js";
+import { Pad, pictureOf } from "./pad.js";
 import { posePanel } from "./pose.js";
 import { routingPanel } from "./routing.js";
 import { acceptDrops, exampleMarks, exampleSheet, readPicture, toolbar } from "./tools.js";
@@ -80,7 +80,7 @@ async function start() {
       due = null;
       if (pad.empty) return nothing();
       const asOpened = opened !== null && pad.marks.length === 1 && pad.marks[0] === opened.mark;
-      predict({ image: { png: asOpened ? opened.png : pad.image(), centre: true }, model: page.model.name });
+      predict({ image: { png: asOpened ? opened.png : pictureOf(pad.marks), centre: true }, model: page.model.name });
     };
     if (finished) now();
     else due = setTimeout(now, WHILE_DRAWING);

@@ -4,14 +4,15 @@ import { latest } from "./api.js";
 import { classBars } from "./bars.js";
 import { $, h, round, roving, sentence, withArticle } from "./dom.js";
 import { picture } from "./draw.js";
-import { INKS, Pad } from "./pad.js";
+import { arranged } from "./pair.js";
+import { INKS, Pad, pictureOf } from "./pad.js";
 import { Probe } from "./probe.js";
 import { explained, greys, swapped, tinted } from "./pixels.js";
 import { exampleMarks, exampleSheet, toolbar } from "./tools.js";
 
-// Where the digits of a pair lie: each as large as the network knows it, pushed apart less than it was trained for.
-const SHARE = 28 / 36;
-const PLACES = [{ dx: -2.5 / 36, dy: -1.5 / 36 }, { dx: 2.5 / 36, dy: 1.5 / 36 }];
+// Where examples lie on the pad.
+const SHARE = 0.8;
+const PLACES = [{ dx: -0.08, dy: -0.04 }, { dx: 0.08, dy: 0.04 }];
 const KINDS = ["first", "second"];
 
 export function overlapPanel(page) {
@@ -29,13 +30,15 @@ export function overlapPanel(page) {
   const failed = (error) => { $("pair-message").textContent = error.message; page.failed(error); };
   const predict = latest("api/predict", show, failed);
   const askOther = latest("api/predict", showOther, failed);
-  const question = () => ({ image: { png: pad.image(), centre: false }, model: model.name });
+  const question = () => ({ image: { png: pictureOf(arranged(pad.marks)), centre: false }, model: model.name });
 
   async function show(answer) {
     const [one, two] = answer.decoded;
     const [drawn, ...parts] = await Promise.all([answer.seen, one.reconstruction, two.reconstruction].map((source) => greys(source)));
     // The longest capsule may have found either digit: each takes the colour of the layer it fits.
-    const layers = await Promise.all([0, 1].map((layer) => greys(pad.image(layer), width, height)));
+    const marks = arranged(pad.marks);
+    const layers = await Promise.all([0, 1].map((layer) =>
+      greys(pictureOf(marks.filter((mark) => mark.layer === layer)), width, height)));
     const order = swapped(parts, layers) ? [1, 0] : [0, 1];
     const found = order.map((i) => ({ ...answer.decoded[i], grey: parts[i] }));
     winners = found.map((each) => each.class);
@@ -66,7 +69,7 @@ export function overlapPanel(page) {
     const there = winners.includes(decoded.class);
     picture("other-picture", decoded.reconstruction);
     $("other-note").textContent = `${model.classes[decoded.class]}, length ${round(decoded.length)}: `
-      + (there ? "it is there." : decoded.length < 0.2 ? "it is not there, and little or nothing is redrawn." : "it is not among the two longest.");
+      + (there ? "it is there." : decoded.length < 0.2 ? "it is not there, and its decoder has little to go by." : "it is not among the two longest.");
   }
 
   const choices = model.classes.map((name, index) => h("button", { type: "button", onclick: () => choose(index) }, name));

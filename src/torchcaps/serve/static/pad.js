@@ -30,6 +30,15 @@ function paint(context, size, marks, ink) {
   }
 }
 
+/** Marks as a data URL: white ink on black. */
+export function pictureOf(marks) {
+  const canvas = h("canvas", { width: SENT, height: SENT });
+  const context = canvas.getContext("2d");
+  context.fillRect(0, 0, SENT, SENT);
+  paint(context, SENT, marks, () => "#fff");
+  return canvas.toDataURL("image/png");
+}
+
 export class Pad {
   /** `changed(finished)` is called while a stroke is drawn (false) and after it (true). */
   constructor(host, { label, help, layers = 1, changed }) {
@@ -51,16 +60,6 @@ export class Pad {
   }
 
   get empty() { return this.marks.length === 0; }
-
-  /** The drawing, or one layer of it, as a data URL: white ink on black. */
-  image(layer = null) {
-    const canvas = h("canvas", { width: SENT, height: SENT });
-    const context = canvas.getContext("2d");
-    context.fillRect(0, 0, SENT, SENT);
-    const marks = layer === null ? this.marks : this.marks.filter((mark) => mark.layer === layer);
-    paint(context, SENT, marks, () => "#fff");
-    return canvas.toDataURL("image/png");
-  }
 
   /** `marks` instead of what is there; undo brings that back. `greeting` marks make way for the first own stroke. */
   replace(marks, { greeting = false, layer = null } = {}) {

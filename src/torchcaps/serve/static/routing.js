@@ -18,7 +18,8 @@ export function routingPanel(page) {
   let hottest = 1;           // the most that any of them says
   let pinned = null;         // the class clicked or focused; without one the winner
   let hovered = null;
-  let part = { type: null, row: Math.floor(grid.rows / 2), column: Math.floor(grid.columns / 2) };
+  let part = { type: null, row: 0, column: 0 };
+  let picked = false;        // whether somebody chose the part; until then it is one that says much
 
   slider.max = page.model.iterations;
   slider.value = page.model.iterations;
@@ -48,7 +49,7 @@ export function routingPanel(page) {
     [answer, seen] = [given, image];
     maps = given.steps.map(({ support }) => support.map((places) => spread(places, grid, height, width)));
     hottest = Math.max(...maps.flat().map((map) => map.reduce((most, value) => Math.max(most, Math.abs(value)), 0))) || 1;
-    if (part.type === null) part = loudest();
+    if (!picked) part = loudest();
     show();
     if (!samePart(answer.part, part)) question();
   }, page.failed);
@@ -73,6 +74,7 @@ export function routingPanel(page) {
 
   function choose(change) {
     if (Object.entries(change).every(([name, value]) => part[name] === value)) return;
+    picked = true;
     part = { ...part, ...change };
     if (change.type === undefined && answer) part.type = longestType(part);
     placeFocus.settle(part.row * grid.columns + part.column);
