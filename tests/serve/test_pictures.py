@@ -45,6 +45,14 @@ def test_what_is_transparent_shows_white_paper():
     assert seen.sum() == 1
 
 
+def test_photographs_are_turned_upright():
+    upright = gradient()
+    turned = Image.fromarray(np.rot90(upright).copy())  # as a camera held on its side takes it
+    turned.getexif()[0x0112] = 6
+    seen = decoded(as_file(turned, "png", exif=turned.getexif()))
+    assert (seen - torch.from_numpy(upright / 255.0)).abs().max() < 1e-6
+
+
 def test_only_light_borders_are_inverted():
     dark = torch.zeros(9, 9)
     dark[3:6, 3:6] = 1
@@ -93,6 +101,10 @@ def test_pictures_survive_the_way_out():
     assert pixels_of(pictures.data_url(grey.expand(3, -1, -1))).shape == (20, 30, 3)
 
 
+# 16383×16383 pixels in 34 bytes
+HUGE_WEBP = b"RIFF\x1a\x00\x00\x00WEBPVP8L\x0e\x00\x00\x00/\xfe\xbf\xff\x0f\x07\x10\x11\xfd\x0fDD\xff\x03"
+
+
 def damaged(kind, cut):
     return base64.b64encode(base64.b64decode(as_file(gradient(200, 200), kind))[:cut]).decode()
 
@@ -108,6 +120,7 @@ def damaged(kind, cut):
         (as_file(gradient(), "bmp"), "no PNG"),
         (as_file(gradient(), "tiff"), "no PNG"),
         (as_file(Image.new("1", (2049, 3))), "2049×3"),
+        (base64.b64encode(HUGE_WEBP).decode(), "far too many pixels"),
         (damaged("png", 300), "damaged"),
         (damaged("jpeg", 400), "damaged"),
         (damaged("webp", 60), "no PNG|damaged"),

@@ -6,12 +6,11 @@ import base64
 import binascii
 import io
 import struct
-import warnings
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor
 
 from torchcaps.errors import UserError
@@ -47,17 +46,15 @@ def decode_picture(data: bytes) -> Tensor:
     if len(data) > MOST_BYTES:
         raise UserError("the picture is larger than 1 MiB: make it smaller")
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what Pillow finds odd about a file is nothing to us if it can be read
-            with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-                width, height = image.size
-                if max(width, height) > MOST_SIDE:
-                    raise UserError(
-                        f"the picture has {width}×{height} pixels: at most {MOST_SIDE}×{MOST_SIDE} are read"
-                    )
-                grey = _grey(image)
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            width, height = image.size
+            if max(width, height) > MOST_SIDE:
+                raise UserError(f"the picture has {width}×{height} pixels: at most {MOST_SIDE}×{MOST_SIDE} are read")
+            grey = _grey(ImageOps.exif_transpose(image))
     except UserError:
         raise
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):  # of readers that look even before us
+        raise UserError(f"the picture has far too many pixels: at most {MOST_SIDE}×{MOST_SIDE} are read") from None
     except Image.UnidentifiedImageError:
         raise UserError("the picture is no PNG, JPEG or WebP file") from None
     except Exception:
