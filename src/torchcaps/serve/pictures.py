@@ -112,14 +112,11 @@ def _start(small: Tensor, axis: int, side: int) -> int:
 
 
 def data_url(picture: Tensor) -> str:
-    """(H, W) or (1, H, W) grey, (3, H, W) RGB, in [0, 1], as a PNG that a page can show."""
+    """(H, W), or (C, H, W) in [0, 1], as a PNG that a page can show: in colour if C is 3, else grey."""
+    if picture.ndim == 3 and len(picture) != 3:
+        picture = picture.mean(0)
     pixels = (picture.detach().clamp(0, 1) * 255).round().to(torch.uint8)
-    pixels = (
-        pixels.mean(0, dtype=torch.float32).to(torch.uint8)
-        if pixels.ndim == 3 and len(pixels) not in (1, 3)
-        else pixels
-    )
-    array = pixels.permute(1, 2, 0).squeeze(-1).numpy() if pixels.ndim == 3 else pixels.numpy()
+    array = (pixels.permute(1, 2, 0) if pixels.ndim == 3 else pixels).numpy()
     buffer = io.BytesIO()
     Image.fromarray(array).save(buffer, format="png", compress_level=1)
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
