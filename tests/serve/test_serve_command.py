@@ -8,15 +8,19 @@ import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import uvicorn
 from fastapi.testclient import TestClient
+from PIL import Image
 from rich.console import Console
 
 from torchcaps.models import create_model, save
 from torchcaps.serve.run import is_loopback, serve
 
+PAGE = Path(__file__).parents[2] / "docs" / "explorer.md"
+(EXAMPLE,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
 COMMAND = [sys.executable, "-m", "torchcaps.cli", "serve"]
 
 
@@ -36,7 +40,7 @@ def refused(*arguments, before="pass"):
     return result.stderr
 
 
-def test_a_model_is_served_until_interrupted(run):
+def test_a_model_is_served_until_interrupted(run, tmp_path, monkeypatch):
     process = subprocess.Popen(
         [*COMMAND, run, "--port", "0"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -51,6 +55,11 @@ def test_a_model_is_served_until_interrupted(run):
         connection.request("POST", "/api/predict", "[" * 10_000, {"content-type": "application/json"})
         assert connection.getresponse().status == 400
         connection.close()
+        monkeypatch.chdir(tmp_path)
+        Image.new("L", (30, 30)).save("three.png")
+        shown: dict = {}
+        exec(EXAMPLE.replace("8765", str(port)), shown)
+        assert len(shown["answer"]["lengths"]) == 2
     finally:
         process.send_signal(signal.SIGINT)
         rest, complaints = process.communicate(timeout=20)

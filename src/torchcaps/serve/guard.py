@@ -86,7 +86,7 @@ async def _read(headers: Headers, receive: Receive) -> bytes | None:
     """The body, however it is sent: Content-Length may be missing or lie, so what arrives is counted."""
     too_large = Refused(413, f"the body is larger than {MOST_BYTES >> 20} MiB")
     declared = headers.get("content-length", "")
-    if declared.isdigit() and int(declared[:20]) > MOST_BYTES:
+    if declared.isdecimal() and int(declared[:20]) > MOST_BYTES:
         raise too_large
     body, more = bytearray(), True
     try:
