@@ -1,7 +1,7 @@
 // Questions to the server: one in flight for each kind, the latest wins, and a server that goes away is waited for.
 
 /** The server's own sentence about what was wrong with a question. */
-export class Refused extends Error {}
+class Refused extends Error {}
 
 /** No answer came at all. */
 export class Away extends Error {}
@@ -84,7 +84,7 @@ export function latest(path, answered, failed) {
       next = null;
       try {
         const answer = await ask(path, now);
-        if (asked === era) answered(answer, now);
+        if (asked === era) await answered(answer, now);
       } catch (error) {
         if (!(error instanceof Away || error instanceof Refused)) { busy = false; throw error; }
         if (asked === era) failed(error);

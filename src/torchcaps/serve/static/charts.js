@@ -13,7 +13,8 @@ const MARGIN = { left: 34, right: 24, top: 10, bottom: 34 };
  * low     where the upright axis begins; it ends at 1
  * cursor  a value to mark, or null;  onpick(x), called where somebody points
  */
-export function lineChart(host, { xs, lines, ticks, label, title, cursor = null, height = 190, low = 0, dots = false, write = String, onpick = null }) {
+export function lineChart(host, { xs, lines, ticks, label, title, cursor = null, height = 190, low = 0, dots = false,
+  write = String, onpick = null }) {
   const [first, last] = [xs[0], xs[xs.length - 1]];
   const x = (value) => MARGIN.left + ((value - first) / (last - first || 1)) * (WIDTH - MARGIN.left - MARGIN.right);
   const y = (value) => height - MARGIN.bottom - ((value - low) / (1 - low)) * (height - MARGIN.top - MARGIN.bottom);
@@ -27,7 +28,8 @@ export function lineChart(host, { xs, lines, ticks, label, title, cursor = null,
   const curves = lines.flatMap(({ name, values, kind }) => {
     const points = values.map((value, i) => `${x(xs[i]).toFixed(1)},${y(value).toFixed(1)}`);
     const curve = svg("polyline", { class: `line ${kind}`, points: points.join(" "), "data-name": name });
-    return dots ? [curve, ...values.map((value, i) => svg("circle", { class: `dot ${kind}`, cx: x(xs[i]), cy: y(value), r: 3.5 }))] : [curve];
+    const dot = (value, i) => svg("circle", { class: `dot ${kind}`, cx: x(xs[i]), cy: y(value), r: 3.5 });
+    return dots ? [curve, ...values.map(dot)] : [curve];
   });
   const names = lines.filter(({ kind }) => kind !== "faint" && !dots).map(({ name, values, kind }) => {
     const peak = peakOf(values);

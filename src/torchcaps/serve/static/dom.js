@@ -40,7 +40,7 @@ export function roving(items, columns = items.length) {
   return { settle };
 }
 
-/** A row of sliders' worth of label, value and range, as one element; `set` shows a value without asking. */
+/** A slider with its label and value; `set` shows a value without calling `oninput`. */
 export function slider({ id, label, min, max, step, value, show = String, oninput }) {
   const output = h("output", { for: id }, show(value));
   const input = h("input", { type: "range", id, min, max, step, value });

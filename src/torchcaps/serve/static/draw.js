@@ -19,7 +19,8 @@ export function drawPanel(page) {
       picture("draw-seen", answer?.seen);
       picture("draw-redrawn", decoded?.reconstruction);
       picture("draw-missing", answer?.missing);
-      $("draw-error").textContent = answer ? `The difference is shown brighter than it is. Its mean square is ${answer.error.toFixed(4)} a pixel.` : "";
+      $("draw-error").textContent = !answer ? ""
+        : `The difference is shown brighter than it is. Its mean square is ${answer.error.toFixed(4)} a pixel.`;
       if (answer) bars.show(answer.lengths, { [answer.winners[0]]: "won" });
       else bars.clear();
     },

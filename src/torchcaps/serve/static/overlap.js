@@ -4,10 +4,10 @@ import { latest } from "./api.js";
 import { classBars } from "./bars.js";
 import { $, h, round, roving, sentence, withArticle } from "./dom.js";
 import { picture } from "./draw.js";
-import { arranged } from "./pair.js";
 import { INKS, Pad, pictureOf } from "./pad.js";
-import { Probe } from "./probe.js";
+import { arranged } from "./pair.js";
 import { explained, greys, swapped, tinted } from "./pixels.js";
+import { Probe } from "./probe.js";
 import { exampleMarks, exampleSheet, toolbar } from "./tools.js";
 
 // Where examples lie on the pad.
@@ -34,11 +34,13 @@ export function overlapPanel(page) {
 
   async function show(answer) {
     const [one, two] = answer.decoded;
-    const [drawn, ...parts] = await Promise.all([answer.seen, one.reconstruction, two.reconstruction].map((source) => greys(source)));
+    const pictures = [answer.seen, one.reconstruction, two.reconstruction];
+    const [drawn, ...parts] = await Promise.all(pictures.map((source) => greys(source)));
     // The longest capsule may have found either digit: each takes the colour of the layer it fits.
     const marks = arranged(pad.marks);
     const layers = await Promise.all([0, 1].map((layer) =>
       greys(pictureOf(marks.filter((mark) => mark.layer === layer)), width, height)));
+    if (pad.empty) return;      // cleared in the meantime
     const order = swapped(parts, layers) ? [1, 0] : [0, 1];
     const found = order.map((i) => ({ ...answer.decoded[i], grey: parts[i] }));
     winners = found.map((each) => each.class);
@@ -66,10 +68,10 @@ export function overlapPanel(page) {
 
   function showOther(answer) {
     const [decoded] = answer.decoded;
-    const there = winners.includes(decoded.class);
+    const finding = winners.includes(decoded.class) ? "it is there."
+      : decoded.length < 0.2 ? "it is not there, and its decoder has little to go by." : "it is not among the two longest.";
     picture("other-picture", decoded.reconstruction);
-    $("other-note").textContent = `${model.classes[decoded.class]}, length ${round(decoded.length)}: `
-      + (there ? "it is there." : decoded.length < 0.2 ? "it is not there, and its decoder has little to go by." : "it is not among the two longest.");
+    $("other-note").textContent = `${model.classes[decoded.class]}, length ${round(decoded.length)}: ${finding}`;
   }
 
   const choices = model.classes.map((name, index) => h("button", { type: "button", onclick: () => choose(index) }, name));

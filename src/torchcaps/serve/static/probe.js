@@ -8,7 +8,8 @@ const STEPS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowD
 export class Probe {
   constructor(host, text, height, width) {
     Object.assign(this, { text, height, width, at: [Math.floor(width / 2), Math.floor(height / 2)], values: null });
-    this.image = h("img", { class: "picture", tabindex: 0, alt: "Both reconstructions, each in its colour. Arrow keys look at single pixels." });
+    this.image = h("img", { class: "picture", tabindex: 0,
+      alt: "Both reconstructions, each in its colour. Arrow keys look at single pixels." });
     this.mark = h("span", { class: "pixel", hidden: true });
     this.mark.style.setProperty("--size", width);
     host.append(this.image, this.mark);

@@ -46,6 +46,7 @@ export function routingPanel(page) {
     const image = new Image();
     image.src = given.seen;
     await image.decode();
+    if (!page.question) return;      // cleared in the meantime
     [answer, seen] = [given, image];
     maps = given.steps.map(({ support }) => support.map((places) => spread(places, grid, height, width)));
     hottest = Math.max(...maps.flat().map((map) => map.reduce((most, value) => Math.max(most, Math.abs(value)), 0))) || 1;
@@ -142,20 +143,14 @@ export function routingPanel(page) {
     $("part-title").textContent = `The part of type ${given.type + 1} in row ${given.row + 1}, column ${given.column + 1}`
       + ` (length ${round(given.length)})`;
     const head = h("tr", {}, ...["votes for", "coupling", "vote", "agreement"].map((text) => h("th", { scope: "col" }, text)));
-    const cell = (value, kind) => {
+    const cell = (value, kind, most = 1) => {
       const bar = h("span", { class: `meter ${kind}` });
-      bar.style.setProperty("--value", Math.min(1, Math.abs(value)));
+      bar.style.setProperty("--value", Math.min(1, Math.abs(value) / most));
       return h("td", {}, h("span", { class: "number" }, round(value)), bar);
     };
-    const longest = Math.max(...votes, 1);
-    const rows = classes.map((name, index) => h("tr", {}, h("th", { scope: "row" }, name),
-      cell(couplings[index], "for"), voteCell(votes[index], longest, cell), cell(agreement[index], agreement[index] < 0 ? "against" : "for")));
+    const rows = classes.map((name, index) => h("tr", {}, h("th", { scope: "row" }, name), cell(couplings[index], "for"),
+      cell(votes[index], "plain", Math.max(...votes, 1)), cell(agreement[index], agreement[index] < 0 ? "against" : "for")));
     $("votes").replaceChildren(h("thead", {}, head), h("tbody", {}, ...rows));
-  }
-  function voteCell(value, longest, cell) {
-    const made = cell(value, "plain");
-    made.querySelector(".meter").style.setProperty("--value", value / longest);
-    return made;
   }
 
   slider.addEventListener("input", show);
