@@ -3,7 +3,7 @@
 import { svg } from "./dom.js";
 
 const WIDTH = 360;
-const MARGIN = { left: 34, right: 24, top: 10, bottom: 34 };
+const MARGIN = { left: 34, right: 24, top: 18, bottom: 34 };
 
 /**
  * Draws into `host`, replacing what is there.
