@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help train test check format figures clean
+.PHONY: help train serve test check format figures clean
 .DEFAULT_GOAL := help
 
 help:  ## Show this list
@@ -12,6 +12,9 @@ help:  ## Show this list
 
 train: $(VENV)/.installed  ## Train a CapsNet on the embedded digits, offline, in about a minute
 	$(BIN)/torchcaps train
+
+serve: $(VENV)/.serve  ## Open the capsule explorer in a browser at http://127.0.0.1:8765
+	$(BIN)/torchcaps serve
 
 test: $(VENV)/.dev  ## Run the tests, with coverage
 	$(BIN)/python -m pytest -n 2 --cov --cov-report=term:skip-covered --cov-fail-under=90
@@ -37,6 +40,10 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "torchcaps needs Python 3.10 or newer; set PYTHON=")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) --editable .
+	@touch $@
+
+$(VENV)/.serve: $(VENV)/.installed
+	$(PIP) --editable '.[serve]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.installed

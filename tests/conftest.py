@@ -58,3 +58,15 @@ def write_pairs():
         return root
 
     return write
+
+
+def pytest_terminal_summary(terminalreporter):
+    """What was skipped for want of a browser is said once and loudly: a green run without it proves less."""
+    skipped = [report for report in terminalreporter.stats.get("skipped", []) if "tests/serve/browser" in report.nodeid]
+    missing = [report for report in skipped if "no Chromium" in str(report.longrepr)]
+    if missing:
+        terminalreporter.write_line(
+            f"NOT TESTED IN A BROWSER: {len(missing)} tests need Chromium (apt-get install chromium)",
+            red=True,
+            bold=True,
+        )

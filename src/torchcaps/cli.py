@@ -392,6 +392,20 @@ def explain(
 
 
 @app.command()
+def serve(
+    model: Annotated[str, typer.Argument(help="A capsule network with a decoder: shipped name or path.")] = (
+        "capsnet-mnist"
+    ),
+    port: Annotated[int, typer.Option(help="To listen on.", min=0, max=65535)] = 8765,
+    host: Annotated[str, typer.Option(help="To listen on; 0.0.0.0 lets other machines in.")] = "127.0.0.1",
+) -> None:
+    """Open the capsule explorer: a page to draw on that shows what a capsule network thinks, and its API."""
+    from torchcaps.serve.run import serve as run
+
+    run(model, host, port, out)
+
+
+@app.command()
 def bench(
     device: Device = "auto",
     scaling: Annotated[bool, typer.Option(help="Also vary batch, children, classes and iterations.")] = False,

@@ -143,3 +143,27 @@ def test_a_seed_decides(chance):
     assert torch.equal(chance(x, seeded(1)), chance(x, seeded(1)))
     assert not torch.equal(chance(x, seeded(1)), chance(x, seeded(2)))
     assert torch.equal(x, images(20))  # the input is left alone
+
+
+@pytest.mark.parametrize(
+    ("moves", "alone"),
+    [
+        ({}, lambda x: x),
+        ({"rotate": 33.0}, lambda x: perturb.rotate(x, 33.0)),
+        ({"shear": 0.4}, lambda x: perturb.shear(x, 0.4)),
+        ({"scale": 1.7}, lambda x: perturb.scale(x, 1.7)),
+        ({"shift_x": 2.0, "shift_y": -1.0}, lambda x: perturb.translate(x, 2, -1)),
+        ({"rotate": 90.0, "shift_x": 3.0}, lambda x: perturb.translate(perturb.rotate(x, 90.0), 3)),
+    ],
+)
+def test_all_in_one_step_is_each_by_itself(moves, alone):
+    x = images(height=12)
+    torch.testing.assert_close(perturb.affine(x, **moves), alone(x), atol=1e-5, rtol=0)
+
+
+def test_scale_comes_before_shear_before_rotation():
+    x = perturb.blur(torch.nn.functional.pad(images(height=11, width=11), (15, 15, 15, 15)), 2.0)  # smooth enough
+    steps = perturb.rotate(perturb.shear(perturb.scale(x, 1.3), 0.5), 40.0)
+    torch.testing.assert_close(perturb.affine(x, rotate=40.0, shear=0.5, scale=1.3), steps, atol=0.03, rtol=0)
+    other = perturb.shear(perturb.rotate(perturb.scale(x, 1.3), 40.0), 0.5)
+    assert (perturb.affine(x, rotate=40.0, shear=0.5, scale=1.3) - other).abs().max() > 0.1

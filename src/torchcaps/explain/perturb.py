@@ -38,6 +38,27 @@ def translate(images_BCHW: Tensor, right: float, down: float = 0.0) -> Tensor:
     return _slide(_slide(images_BCHW, right, dim=3), down, dim=2)
 
 
+def affine(
+    images_BCHW: Tensor,
+    *,
+    rotate: float = 0.0,
+    shear: float = 0.0,
+    scale: float = 1.0,
+    shift_x: float = 0.0,
+    shift_y: float = 0.0,
+) -> Tensor:
+    """Scale, slant, turn and move, in this order, in one step: each step of its own would blur the image once more."""
+    if (rotate, shear, scale, shift_x, shift_y) == (0, 0, 1, 0, 0):
+        return images_BCHW
+    cos, sin = math.cos(math.radians(rotate)), math.sin(math.radians(rotate))
+    # The inverse of each of them, the last one first: ((cos, −sin), (sin, cos)), ((1, shear), (0, 1)), 1 / scale.
+    inverse = (
+        ((cos + shear * sin) / scale, (shear * cos - sin) / scale),
+        (sin / scale, cos / scale),
+    )
+    return _resample(images_BCHW, inverse, (shift_x, shift_y))
+
+
 def noise(images_BCHW: Tensor, std: float, generator: Generator = None) -> Tensor:
     """Add Gaussian noise of this standard deviation, and clip."""
     device = images_BCHW.device if generator is None else generator.device
@@ -104,12 +125,14 @@ def overlay(first_BCHW: Tensor, second_BCHW: Tensor) -> Tensor:
     return (first_BCHW + second_BCHW).clamp(max=1)
 
 
-def _resample(images_BCHW: Tensor, inverse: Matrix) -> Tensor:
-    """Bilinear: each place (x, y) of the result, in pixels from the centre, shows what was at `inverse` times it."""
+def _resample(images_BCHW: Tensor, inverse: Matrix, shift: tuple[float, float] = (0.0, 0.0)) -> Tensor:
+    """Bilinear: each place (x, y) of the result, in pixels from the centre, shows what was at `inverse` times it; all
+    of that then moved by `shift`."""
     B, _, H, W = images_BCHW.shape
     (xx, xy), (yx, yy) = inverse
     # The sampler counts in half widths and half heights.
-    matrix = torch.tensor([[xx, xy * H / W, 0.0], [yx * W / H, yy, 0.0]])
+    x, y = (-(to_x * shift[0] + to_y * shift[1]) for to_x, to_y in inverse)
+    matrix = torch.tensor([[xx, xy * H / W, 2 * x / W], [yx * W / H, yy, 2 * y / H]])
     dtype = torch.promote_types(images_BCHW.dtype, torch.float32)
     matrix_B23 = matrix.to(images_BCHW.device, dtype).expand(B, 2, 3)
     grid_BHW2 = F.affine_grid(matrix_B23, list(images_BCHW.shape), align_corners=False)

@@ -50,6 +50,12 @@ def shipped_models() -> list[str]:
     return sorted(entry.name for entry in _shelf().iterdir() if (entry / WEIGHTS).is_file())
 
 
+def beside(name_or_path: str | os.PathLike[str], file: str) -> Path | None:
+    """A file that lies beside the weights of a saved model, such as card.json, if there is one."""
+    path = _find(os.fspath(name_or_path), {}).parent / file
+    return path if path.is_file() else None
+
+
 def write_model(model: ImageModel, folder: Path, dtype: torch.dtype | None = None) -> Path:
     """config.json and model.safetensors, each written aside and moved into place: neither is ever half there.
 

@@ -1,0 +1,73 @@
+"""Take the pictures of the explorer that the README and docs/explorer.md show: a real server, a real Chromium.
+
+.venv/bin/python docs/make_screenshots.py
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+sys.path.append(str(ROOT / "tests" / "serve" / "browser"))
+from driver import THREE, browsing, draw, serving, settle  # noqa: E402
+
+PICTURES = ROOT / "docs" / "pictures"
+DESKTOP = {"viewport": {"width": 1180, "height": 700}, "device_scale_factor": 1.5}
+PHONE = {"viewport": {"width": 360, "height": 740}, "device_scale_factor": 2, "has_touch": True, "is_mobile": True}
+
+
+def main() -> None:
+    with serving() as address, browsing() as browser:
+
+        def shoot(name: str, panel: str, prepare: Callable[[Any], None], whole: bool = True, **settings: Any) -> None:
+            context = browser.new_context(reduced_motion="reduce", **settings)
+            page = context.new_page()
+            page.goto(f"{address}#{panel}")
+            page.wait_for_selector("#verdict[data-winner]", state="attached")
+            prepare(page)
+            settle(page)
+            page.evaluate("document.activeElement.blur()")
+            page.mouse.move(0, 0)
+            page.screenshot(path=PICTURES / f"explorer-{name}.png", full_page=whole)
+            context.close()
+
+        shoot("draw", "draw", three, **DESKTOP)
+        shoot("pose", "pose", sweep, **DESKTOP)
+        shoot("routing", "routing", three, color_scheme="dark", **DESKTOP)
+        shoot("overlap", "overlap", pair, **DESKTOP)
+        shoot("transform", "transform", turn, **DESKTOP)
+        shoot("phone", "draw", lambda page: example(page, "2, upright"), whole=False, **PHONE)
+
+
+def three(page: Any) -> None:
+    draw(page, THREE)
+    page.wait_for_selector('#verdict[data-winner="3"]')
+
+
+def example(page: Any, name: str) -> None:
+    page.get_by_role("button", name=name).first.click()
+    page.wait_for_selector(f'#verdict[data-winner="{name[0]}"]')
+
+
+def sweep(page: Any) -> None:
+    three(page)
+    page.get_by_role("button", name="Sweep").click()
+    page.wait_for_selector(".strip")
+
+
+def pair(page: Any) -> None:
+    page.wait_for_selector("#pair-first[src^=data], #overlap-absent:visible")
+
+
+def turn(page: Any) -> None:
+    three(page)
+    page.wait_for_selector("#curve-cnn polyline")
+    page.locator("#knob-rotate").fill("30")
+    page.locator("#knob-shift_x").fill("1.5")
+
+
+if __name__ == "__main__":
+    main()

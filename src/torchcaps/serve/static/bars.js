@@ -1,0 +1,32 @@
+// One bar a class.
+
+import { h, round, roving } from "./dom.js";
+
+/** `pick(index, how)`, if given, makes every row a button: how is "hover", "leave" or "pin". */
+export function classBars(host, classes, pick = null) {
+  const rows = classes.map((name, index) => {
+    const value = h("span", { class: "value" });
+    const fill = h("span", { class: "fill" });
+    const inside = [h("span", { class: "name" }, name), h("span", { class: "track" }, fill), value];
+    const row = pick === null ? h("div", { class: "bar" }, ...inside) : h("button", { class: "bar", type: "button",
+      onpointerenter: () => pick(index, "hover"), onpointerleave: () => pick(index, "leave"),
+      onclick: () => pick(index, "pin"), onfocus: (event) => event.target.matches(":focus-visible") && pick(index, "pin"),
+    }, ...inside);
+    return { row, fill, value };
+  });
+  host.replaceChildren(...rows.map(({ row }) => row));
+  if (pick) roving(rows.map(({ row }) => row), 1);
+
+  return {
+    /** `kinds[index]` is a class name for the row: "won", "first", "second", … */
+    show(values, kinds = {}) {
+      rows.forEach(({ row, fill, value }, index) => {
+        fill.style.setProperty("--value", Math.min(1, Math.max(0, values[index])));
+        value.textContent = round(values[index]);
+        row.dataset.kind = kinds[index] ?? "";
+      });
+    },
+    choose(index) { rows.forEach(({ row }, i) => row.setAttribute("aria-pressed", String(i === index))); },
+    clear() { this.show(classes.map(() => 0)); },
+  };
+}

@@ -1,0 +1,142 @@
+// Wires the page together: the models, the pad, and the panel in front.
+
+import { ask, Away, latest, serverBack } from "./api.js";
+import { $, round, roving, withArticle } from "./dom.js";
+import { drawPanel } from "./draw.js";
+import { overlapPanel } from "./overlap.js";
+import { Pad, pictureOf } from "./pad.js";
+import { posePanel } from "./pose.js";
+import { routingPanel } from "./routing.js";
+import { acceptDrops, exampleMarks, exampleSheet, readPicture, toolbar } from "./tools.js";
+import { transformPanel } from "./transform.js";
+
+const NAMES = ["draw", "pose", "routing", "overlap", "transform"];
+const WHILE_DRAWING = 60;     // milliseconds between two questions during a stroke
+
+function trouble(text) {
+  $("trouble").hidden = text === null;
+  $("trouble").textContent = text ?? "";
+}
+
+async function describe() {
+  for (;;) {
+    try {
+      return await ask("api/model");
+    } catch (error) {
+      if (!(error instanceof Away)) throw error;
+      await serverBack(trouble);
+    }
+  }
+}
+
+async function start() {
+  const { models } = await describe();
+  const byRole = (role) => models.find((model) => model.role === role) ?? null;
+  const page = {
+    model: byRole("main"), overlap: byRole("overlap"), comparison: byRole("comparison"),
+    question: null,      // the image that the panels ask about, null while nothing is drawn
+    answer: null,        // what /api/predict said of it
+    failed,
+  };
+  for (const place of document.querySelectorAll(".pose-size")) place.textContent = page.model.pose;
+  $("about").textContent = [page.model, page.overlap, page.comparison].filter(Boolean)
+    .map((model) => model.name).join(" · ");
+
+  const panels = { draw: drawPanel(page), pose: posePanel(page), routing: routingPanel(page),
+    overlap: overlapPanel(page), transform: transformPanel(page) };
+  let front = null;
+
+  function failed(error) {
+    if (error instanceof Away) serverBack(trouble).then(again);
+    else $("message").textContent = error.message;
+  }
+
+  function again() {
+    changed(true);
+    panels[front].again?.();
+  }
+
+  // The drawing and what it is taken for.
+  const predict = latest("api/predict", (answer, question) => {
+    page.question = question.image;
+    page.answer = answer;
+    $("message").textContent = "";
+    const [winner] = answer.winners;
+    const name = page.model.classes[winner];
+    const length = answer.lengths[winner];
+    $("verdict").dataset.winner = name;
+    $("verdict").textContent = length >= 0.5 ? `This is ${withArticle(name)}. Length ${round(length)}.`
+      : `Perhaps ${withArticle(name)}, but its capsule is short: ${round(length)}.`;
+    panels[front].answered();
+  }, failed);
+
+  let opened = null;      // a picture file, and the mark it became: it goes as it came until somebody draws on it
+  const pad = new Pad($("pad"), { label: "Drawing pad", help: "pad-help", changed });
+  let due = null;
+  function changed(finished) {
+    if (!finished && due !== null) return;
+    clearTimeout(due);
+    const now = () => {
+      due = null;
+      if (pad.empty) return nothing();
+      const asOpened = opened !== null && pad.marks.length === 1 && pad.marks[0] === opened.mark;
+      predict({ image: { png: asOpened ? opened.png : pictureOf(pad.marks), centre: true }, model: page.model.name });
+    };
+    if (finished) now();
+    else due = setTimeout(now, WHILE_DRAWING);
+  }
+
+  function nothing() {
+    predict.forget();
+    page.question = page.answer = null;
+    delete $("verdict").dataset.winner;
+    $("verdict").textContent = "Draw a digit.";
+    panels[front].answered();
+  }
+
+  async function open(file) {
+    try {
+      const png = await readPicture(file);
+      const { seen } = await ask("api/predict", { image: { png, centre: true }, model: page.model.name });
+      const picture = new Image();
+      picture.src = seen;
+      await picture.decode();
+      opened = { png, mark: { layer: 0, picture } };
+      pad.replace([opened.mark]);
+    } catch (error) {
+      failed(error);
+    }
+  }
+
+  toolbar($("tools"), pad, { file: open, name: "pad" });
+  acceptDrops(document, open);
+  exampleSheet($("examples"), [0, 1, 2], (digit, hand) => pad.replace(exampleMarks(digit, hand)));
+
+  // The tabs. The address keeps the one in front, so that it can be linked to and survives a reload.
+  const tabs = NAMES.map((name) => $(`tab-${name}`));
+  const focus = roving(tabs);
+  function bring(name) {
+    front = name;
+    NAMES.forEach((other, i) => {
+      tabs[i].setAttribute("aria-selected", String(other === name));
+      $(`panel-${other}`).hidden = other !== name;
+    });
+    focus.settle(NAMES.indexOf(name));
+    document.body.dataset.panel = name;
+    $("desk").hidden = name === "overlap";
+    panels[name].answered();
+  }
+  tabs.forEach((tab, i) => {
+    const choose = () => { if (front !== NAMES[i]) location.hash = NAMES[i]; };
+    tab.addEventListener("click", choose);
+    tab.addEventListener("focus", choose);
+  });
+  const fromAddress = () => bring(NAMES.includes(location.hash.slice(1)) ? location.hash.slice(1) : "draw");
+  addEventListener("hashchange", fromAddress);
+
+  fromAddress();
+  pad.replace(exampleMarks(5, 1), { greeting: true });
+  pad.past = [];
+}
+
+start().catch((error) => trouble(error.message));

@@ -1,0 +1,135 @@
+// Overlap: two digits on top of each other, and whose ink is whose.
+
+import { latest } from "./api.js";
+import { classBars } from "./bars.js";
+import { $, h, round, roving, sentence, withArticle } from "./dom.js";
+import { picture } from "./draw.js";
+import { INKS, Pad, pictureOf } from "./pad.js";
+import { arranged } from "./pair.js";
+import { explained, greys, swapped, tinted } from "./pixels.js";
+import { Probe } from "./probe.js";
+import { exampleMarks, exampleSheet, toolbar } from "./tools.js";
+
+// Where examples lie on the pad.
+const SHARE = 0.8;
+const PLACES = [{ dx: -0.08, dy: -0.04 }, { dx: 0.08, dy: 0.04 }];
+const KINDS = ["first", "second"];
+
+export function overlapPanel(page) {
+  const model = page.overlap;
+  $("overlap-absent").hidden = model !== null;
+  $("overlap-present").hidden = model === null;
+  if (model === null) return { answered() {} };
+
+  const { height, width } = model.image;
+  const bars = classBars($("pair-bars"), model.classes);
+  const probe = new Probe($("probe"), $("probe-text"), height, width);
+  let other = null;        // the class asked for, whether there or not
+  let winners = [];
+
+  const failed = (error) => { $("pair-message").textContent = error.message; page.failed(error); };
+  const predict = latest("api/predict", show, failed);
+  const askOther = latest("api/predict", showOther, failed);
+  const question = () => ({ image: { png: pictureOf(arranged(pad.marks)), centre: false }, model: model.name });
+
+  async function show(answer) {
+    const [one, two] = answer.decoded;
+    const pictures = [answer.seen, one.reconstruction, two.reconstruction];
+    const [drawn, ...parts] = await Promise.all(pictures.map((source) => greys(source)));
+    // The longest capsule may have found either digit: each takes the colour of the layer it fits.
+    const marks = arranged(pad.marks);
+    const layers = await Promise.all([0, 1].map((layer) =>
+      greys(pictureOf(marks.filter((mark) => mark.layer === layer)), width, height)));
+    if (pad.empty) return;      // cleared in the meantime
+    const order = swapped(parts, layers) ? [1, 0] : [0, 1];
+    const found = order.map((i) => ({ ...answer.decoded[i], grey: parts[i] }));
+    winners = found.map((each) => each.class);
+    const names = winners.map((index) => model.classes[index]);
+    found.forEach((each, i) => {
+      picture(`pair-${KINDS[i]}`, tinted(each.grey, INKS[i], height, width));
+      const caption = $(`pair-${KINDS[i]}-name`);
+      caption.dataset.class = names[i];
+      caption.textContent = `${withArticle(names[i])}, length ${round(each.length)}`;
+    });
+    picture("pair-missing", answer.missing);
+    probe.show(explained(found.map((each) => each.grey), INKS), { drawn, first: found[0].grey, second: found[1].grey }, names);
+    bars.show(answer.lengths, { [winners[0]]: "first", [winners[1]]: "second" });
+    $("pair-message").textContent = "";
+    $("pair-verdict").textContent = answer.lengths[winners[1]] < 0.2 || answer.lengths[winners[0]] < 0.2
+      ? `${sentence(withArticle(model.classes[answer.winners[0]]))}, and hardly anything else.`
+      : `${sentence(withArticle(names[0]))} and ${withArticle(names[1])}.`;
+    choices.forEach((button, index) => {
+      const i = winners.indexOf(index);
+      button.dataset.kind = i < 0 ? "" : KINDS[i];
+    });
+    if (other === null) choose(answer.lengths.findIndex((_, index) => !answer.winners.includes(index)));
+    else askOther({ ...question(), decode: [other] });
+  }
+
+  function showOther(answer) {
+    const [decoded] = answer.decoded;
+    const finding = winners.includes(decoded.class) ? "it is there."
+      : decoded.length < 0.2 ? "it is not there, and its decoder has little to go by." : "it is not among the two longest.";
+    picture("other-picture", decoded.reconstruction);
+    $("other-note").textContent = `${model.classes[decoded.class]}, length ${round(decoded.length)}: ${finding}`;
+  }
+
+  const choices = model.classes.map((name, index) => h("button", { type: "button", onclick: () => choose(index) }, name));
+  $("other").replaceChildren(...choices);
+  roving(choices);
+  function choose(index) {
+    other = index;
+    choices.forEach((button, i) => button.setAttribute("aria-pressed", String(i === index)));
+    if (!pad.empty) askOther({ ...question(), decode: [other] });
+  }
+
+  const pad = new Pad($("pair-pad"), { label: "Drawing pad for two digits", help: "pad-help", layers: 2, changed });
+  pad.brush *= SHARE;
+  let due = null;
+  function changed(finished) {
+    if (!finished && due !== null) return;
+    clearTimeout(due);
+    const now = () => {
+      due = null;
+      if (pad.empty) blank();
+      else predict({ ...question(), top: 2 });
+    };
+    if (finished) now();
+    else due = setTimeout(now, 80);
+  }
+
+  function blank() {
+    predict.forget();
+    askOther.forget();
+    for (const id of ["pair-first", "pair-second", "pair-missing", "other-picture"]) picture(id, null);
+    for (const id of ["pair-first-name", "pair-second-name", "other-note"]) $(id).textContent = "";
+    probe.blank();
+    bars.clear();
+    $("pair-verdict").textContent = "Draw two digits, one in each colour.";
+  }
+
+  // Which of the two digits a stroke or an example belongs to.
+  const layers = ["First digit", "Second digit"].map((name, layer) => {
+    const input = h("input", { type: "radio", name: "layer", id: `layer-${layer}`, checked: layer === 0,
+      onchange: () => { pad.layer = layer; $("pair-examples").dataset.kind = KINDS[layer]; } });
+    return h("span", { class: `layer ${KINDS[layer]}` }, input, h("label", { for: input.id }, name));
+  });
+  $("pair-layers").replaceChildren(...layers);
+  $("pair-examples").dataset.kind = KINDS[0];
+  toolbar($("pair-tools"), pad, { name: "pair" });
+  const example = (digit, hand, layer) => exampleMarks(digit, hand, { layer, share: SHARE, ...PLACES[layer] });
+  exampleSheet($("pair-examples"), [0, 1], (digit, hand) => {
+    pad.replace(example(digit, hand, pad.layer), { layer: pad.layer });
+  });
+
+  let greeted = false;
+  return {
+    answered() {
+      if (greeted) return;
+      greeted = true;
+      pad.replace([...example(2, 0, 0), ...example(7, 0, 1)], { greeting: true });
+      pad.past = [];
+    },
+    again: () => changed(true),
+  };
+}

@@ -1,0 +1,25 @@
+// Two digits as the network knows them: each as large as in MNIST, the pair in the middle.
+
+const DIGIT = 20 / 36;       // the longer side of a digit, as a share of the picture
+const WHOLE = 34 / 36;       // what both of them may take up
+
+/** The box around marks, pen included: [[left, right], [top, bottom]]. */
+function boxOf(marks) {
+  return [0, 1].map((axis) => {
+    const reach = (sign) => marks.flatMap(({ points, width }) => points.map((point) => point[axis] + (sign * width) / 2));
+    return [Math.min(...reach(-1)), Math.max(...reach(+1))];
+  });
+}
+
+const longer = (box) => Math.max(...box.map(([low, high]) => high - low));
+
+/** The same strokes, scaled until the larger digit has its size and moved to the middle; how they overlap is kept. */
+export function arranged(marks) {
+  if (marks.length === 0) return marks;
+  const digits = [0, 1].map((layer) => marks.filter((mark) => mark.layer === layer)).filter((digit) => digit.length > 0);
+  const box = boxOf(marks);
+  const scale = Math.min(DIGIT / Math.max(...digits.map((digit) => longer(boxOf(digit)))), WHOLE / longer(box));
+  const middle = box.map(([low, high]) => (low + high) / 2);
+  return marks.map((mark) => ({ ...mark, width: mark.width * scale,
+    points: mark.points.map(([x, y, pressure]) => [0.5 + (x - middle[0]) * scale, 0.5 + (y - middle[1]) * scale, pressure]) }));
+}

@@ -1,0 +1,41 @@
+// Pictures as arrays of numbers between 0 and 1, and back.
+
+import { h } from "./dom.js";
+
+/** The grey values of a picture given by its address; of another size, if one is given. */
+export async function greys(source, width = null, height = null) {
+  const image = new Image();
+  image.src = source;
+  await image.decode();
+  const canvas = h("canvas", { width: width ?? image.naturalWidth, height: height ?? image.naturalHeight });
+  const context = canvas.getContext("2d", { willReadFrequently: true });
+  context.imageSmoothingQuality = "high";
+  context.drawImage(image, 0, 0, canvas.width, canvas.height);
+  const { data } = context.getImageData(0, 0, canvas.width, canvas.height);
+  return Float32Array.from({ length: data.length / 4 }, (_, i) => data[4 * i] / 255);
+}
+
+const rgb = (ink) => [1, 3, 5].map((i) => parseInt(ink.slice(i, i + 2), 16));
+
+/** Each part in its ink, light upon light: three numbers a pixel. */
+export function explained(parts, inks) {
+  return Array.from(parts[0], (_, i) => [0, 1, 2].map((channel) =>
+    Math.min(255, parts.reduce((sum, part, k) => sum + part[i] * rgb(inks[k])[channel], 0))));
+}
+
+export function toPicture(colours, height, width) {
+  const canvas = h("canvas", { width, height });
+  const context = canvas.getContext("2d");
+  const pixels = context.createImageData(width, height);
+  colours.forEach((colour, i) => pixels.data.set([...colour, 255], 4 * i));
+  context.putImageData(pixels, 0, 0);
+  return canvas.toDataURL("image/png");
+}
+
+export const tinted = (grey, ink, height, width) => toPicture(explained([grey], [ink]), height, width);
+
+/** Whether the first part fits the second layer better, all in all. */
+export function swapped(parts, layers) {
+  const fit = (part, layer) => part.reduce((sum, value, i) => sum - (value - layer[i]) ** 2, 0);
+  return fit(parts[0], layers[1]) + fit(parts[1], layers[0]) > fit(parts[0], layers[0]) + fit(parts[1], layers[1]);
+}

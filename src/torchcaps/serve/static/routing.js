@@ -1,0 +1,180 @@
+// Routing: iteration by iteration, which parts speak for which class.
+
+import { latest } from "./api.js";
+import { classBars } from "./bars.js";
+import { lineChart } from "./charts.js";
+import { $, h, round, roving } from "./dom.js";
+import { paintHeat, spread } from "./heat.js";
+
+export function routingPanel(page) {
+  const { classes, grid, image: { height, width } } = page.model;
+  const slider = $("iteration");
+  const canvas = $("heat").querySelector("canvas");
+  const frame = h("span", { class: "frame", hidden: true });
+  $("heat").append(frame);
+  let answer = null;         // of /api/routing
+  let seen = null;           // its picture, decoded
+  let maps = [];             // its support, spread over the picture: maps[iteration][class]
+  let hottest = 1;           // the most that any of them says
+  let pinned = null;         // the class clicked or focused; without one the winner
+  let hovered = null;
+  let part = { type: null, row: 0, column: 0 };
+  let picked = false;        // whether somebody chose the part; until then it is one that says much
+
+  slider.max = page.model.iterations;
+  slider.value = page.model.iterations;
+
+  const bars = classBars($("routing-classes"), classes, (index, how) => {
+    if (how === "pin") pinned = index;
+    hovered = how === "hover" ? index : null;
+    show();
+  });
+  const cells = Array.from({ length: grid.rows * grid.columns }, (_, i) => {
+    const [row, column] = [Math.floor(i / grid.columns), i % grid.columns];
+    return h("button", { type: "button", "aria-label": `row ${row + 1}, column ${column + 1}`,
+      onclick: () => choose({ row, column }), onfocus: () => choose({ row, column }) });
+  });
+  $("places").style.setProperty("--columns", grid.columns);
+  $("places").replaceChildren(...cells);
+  const types = Array.from({ length: grid.types }, (_, type) => h("button", { type: "button", "aria-label": `type ${type + 1}`,
+    onclick: () => choose({ type }), onfocus: () => choose({ type }) }, h("span", { class: "fill" })));
+  $("types").replaceChildren(...types);
+  const placeFocus = roving(cells, grid.columns);
+  const typeFocus = roving(types);
+
+  const ask = latest("api/routing", async (given) => {
+    const image = new Image();
+    image.src = given.seen;
+    await image.decode();
+    if (!page.question) return;      // cleared in the meantime
+    [answer, seen] = [given, image];
+    maps = given.steps.map(({ support }) => support.map((places) => spread(places, grid, height, width)));
+    hottest = Math.max(...maps.flat().map((map) => map.reduce((most, value) => Math.max(most, Math.abs(value)), 0))) || 1;
+    if (!picked) part = loudest();
+    show();
+    if (!samePart(answer.part, part)) question();
+  }, page.failed);
+
+  const samePart = (a, b) => a !== null && a.type === b.type && a.row === b.row && a.column === b.column;
+  const question = () => page.question && ask({ image: page.question, model: page.model.name,
+    part: part.type === null ? null : part });
+
+  function longestType({ row, column }) {
+    const lengths = answer.lengths_of_parts.map((rows) => rows[row][column]);
+    return lengths.indexOf(Math.max(...lengths));
+  }
+
+  /** The part to begin with: where most is said for the winner, the longest one. */
+  function loudest() {
+    const last = answer.steps[answer.steps.length - 1];
+    const support = last.support[last.lengths.indexOf(Math.max(...last.lengths))].flat();
+    const place = support.indexOf(Math.max(...support));
+    const [row, column] = [Math.floor(place / grid.columns), place % grid.columns];
+    return { type: longestType({ row, column }), row, column };
+  }
+
+  function choose(change) {
+    if (Object.entries(change).every(([name, value]) => part[name] === value)) return;
+    picked = true;
+    part = { ...part, ...change };
+    if (change.type === undefined && answer) part.type = longestType(part);
+    placeFocus.settle(part.row * grid.columns + part.column);
+    if (part.type !== null) typeFocus.settle(part.type);
+    if (answer) show();
+    question();
+  }
+
+  const current = (step) => hovered ?? pinned ?? step.lengths.indexOf(Math.max(...step.lengths));
+
+  function show() {
+    if (!answer) return;
+    const steps = answer.steps;
+    const step = steps[slider.value - 1];
+    const chosen = current(steps[steps.length - 1]);
+    $("iteration-value").textContent = `${slider.value} of ${steps.length}`;
+    $("routing-sentence").textContent = `${classes[step.lengths.indexOf(Math.max(...step.lengths))]} is longest with `
+      + `${round(Math.max(...step.lengths))}; the parts are undecided to ${(100 * step.entropy).toFixed(1)} %.`;
+    bars.show(step.lengths, { [chosen]: "won" });
+    bars.choose(chosen);
+
+    $("heat-title").textContent = `Support for ${classes[chosen]}`;
+    paintHeat(canvas, seen, maps[slider.value - 1][chosen], hottest, height, width);
+
+    const coupling = step.coupling[chosen];
+    const strongest = Math.max(...steps.flatMap((each) => each.coupling.flat(2)));
+    cells.forEach((cell, i) => {
+      const [row, column] = [Math.floor(i / grid.columns), i % grid.columns];
+      cell.style.setProperty("--value", coupling[row][column] / strongest);
+      cell.title = `coupling ${round(coupling[row][column])}`;
+      cell.setAttribute("aria-pressed", String(row === part.row && column === part.column));
+    });
+    const most = Math.max(...steps.flatMap((each) => each.types.flat().map(Math.abs))) || 1;
+    types.forEach((button, type) => {
+      const value = step.types[chosen][type];
+      button.style.setProperty("--value", Math.abs(value) / most);
+      button.classList.toggle("against", value < 0);
+      button.title = `type ${type + 1}: ${round(value)}`;
+      button.setAttribute("aria-pressed", String(type === part.type));
+    });
+    showFrame();
+    showPart();
+    lineChart($("entropy"), { xs: steps.map((_, i) => i + 1), ticks: steps.map((_, i) => i + 1), label: "iteration",
+      lines: [{ name: "entropy", kind: "strong", values: steps.map(({ entropy }) => entropy) }], dots: true, height: 130, low: floor(steps),
+      title: `Entropy of the couplings: ${steps.map(({ entropy }) => round(entropy)).join(", ")}`, cursor: Number(slider.value) });
+  }
+
+  // The couplings of many classes stay near even for most parts, so the axis begins a little below the last value.
+  const floor = (steps) => Math.max(0, Math.floor(Math.min(...steps.map(({ entropy }) => entropy)) * 50 - 0.5) / 50);
+
+  function showFrame() {
+    const share = (value, of) => `${(100 * Math.min(value, of)) / of}%`;
+    frame.hidden = false;
+    frame.style.setProperty("top", share(grid.offset + grid.stride * part.row, height));
+    frame.style.setProperty("left", share(grid.offset + grid.stride * part.column, width));
+    frame.style.setProperty("height", share(grid.field, height));
+    frame.style.setProperty("width", share(grid.field, width));
+  }
+
+  // What the part in question thinks of every class: how much of it goes there, how strong its vote is, how well it agrees.
+  function showPart() {
+    const given = answer.part;
+    if (!samePart(given, part)) return;
+    const { couplings, votes, agreement } = given.steps[slider.value - 1];
+    $("part-title").textContent = `The part of type ${given.type + 1} in row ${given.row + 1}, column ${given.column + 1}`
+      + ` (length ${round(given.length)})`;
+    const head = h("tr", {}, ...["votes for", "coupling", "vote", "agreement"].map((text) => h("th", { scope: "col" }, text)));
+    const cell = (value, kind, most = 1) => {
+      const bar = h("span", { class: `meter ${kind}` });
+      bar.style.setProperty("--value", Math.min(1, Math.abs(value) / most));
+      return h("td", {}, h("span", { class: "number" }, round(value)), bar);
+    };
+    const rows = classes.map((name, index) => h("tr", {}, h("th", { scope: "row" }, name), cell(couplings[index], "for"),
+      cell(votes[index], "plain", Math.max(...votes, 1)), cell(agreement[index], agreement[index] < 0 ? "against" : "for")));
+    $("votes").replaceChildren(h("thead", {}, head), h("tbody", {}, ...rows));
+  }
+
+  slider.addEventListener("input", show);
+  // Pointing at the picture finds the place whose window has its middle nearest.
+  const nearest = (share, size, count) =>
+    Math.min(count - 1, Math.max(0, Math.round((share * size - grid.offset - grid.field / 2) / grid.stride)));
+  const point = (event) => {
+    const box = canvas.getBoundingClientRect();
+    choose({ row: nearest((event.clientY - box.top) / box.height, height, grid.rows),
+      column: nearest((event.clientX - box.left) / box.width, width, grid.columns) });
+  };
+  canvas.addEventListener("pointermove", point);
+  canvas.addEventListener("pointerdown", point);
+
+  function blank() {
+    ask.forget();
+    answer = null;
+    bars.clear();
+    frame.hidden = true;
+    canvas.getContext("2d").fillRect(0, 0, canvas.width, canvas.height);
+    $("routing-sentence").textContent = "Draw a digit to see its parts vote.";
+    for (const id of ["votes", "entropy"]) $(id).replaceChildren();
+    for (const button of [...cells, ...types]) button.style.setProperty("--value", 0);
+  }
+
+  return { answered() { if (page.question) question(); else blank(); } };
+}

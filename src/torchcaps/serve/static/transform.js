@@ -1,0 +1,128 @@
+// Transform: the drawing turned, moved, scaled and slanted by its handles, and what both networks make of it.
+
+import { latest } from "./api.js";
+import { alongChart, lineChart, valueAt } from "./charts.js";
+import { $, h, round, slider, withArticle } from "./dom.js";
+import { Stage } from "./stage.js";
+
+const degrees = (value) => `${value}°`.replace("-", "−");
+const pixels = (value) => `${round(value, 1)} px`;
+// `to` and `from` lead to the slider's own numbers and back: a scale goes by equal factors, the others as they are.
+const same = (value) => value;
+const KNOBS = {
+  rotate: { label: "turn", min: -180, max: 180, step: 1, neutral: 0, write: degrees, ticks: [-180, -90, 0, 90, 180] },
+  shift_x: { label: "shift across", min: -14, max: 14, step: 0.5, neutral: 0, write: pixels, ticks: [-14, -7, 0, 7, 14] },
+  shift_y: { label: "shift down", min: -14, max: 14, step: 0.5, neutral: 0, write: pixels, ticks: [-14, -7, 0, 7, 14] },
+  scale: { label: "scale", min: -2, max: 2, step: 0.1, neutral: 1, write: (v) => `×${Number(v.toFixed(2))}`,
+    ticks: [0.25, 0.5, 1, 2, 4], to: Math.log2, from: (v) => 2 ** v },
+  shear: { label: "slant", min: -1, max: 1, step: 0.02, neutral: 0, write: (v) => round(v), ticks: [-1, -0.5, 0, 0.5, 1] },
+};
+
+export function transformPanel(page) {
+  const { classes } = page.model;
+  const setting = Object.fromEntries(Object.entries(KNOBS).map(([name, { neutral }]) => [name, neutral]));
+  let along = "rotate";
+  let curve = null;
+  const drawnClass = () => page.answer?.winners[0] ?? 0;
+
+  const stage = new Stage($("stage"), page.model.image, (change) => turn(change));
+  const latestOnly = latest("api/transform", show, page.failed);
+  // What a curve depends on: all but the setting that it runs along. The same again need not be asked for again.
+  const basis = (question, axis) => JSON.stringify({ ...question, along: axis, [axis]: null });
+  let curveBasis = null;
+
+  function ask() {
+    if (!page.question) return;
+    const question = { image: page.question, model: page.model.name, ...setting };
+    latestOnly(basis(question, along) === curveBasis ? question : { ...question, along });
+    showCurves();
+  }
+
+  function turn(change) {
+    for (const [name, value] of Object.entries(change)) {
+      const { min, max, step, to = same, from = same } = KNOBS[name];
+      const kept = Math.min(max, Math.max(min, Math.round(to(value) / step) * step));
+      setting[name] = Number(from(kept).toFixed(4));
+      knobs[name].set(kept);
+    }
+    stage.place(setting);
+    ask();
+  }
+
+  const knobs = {};
+  const rows = Object.entries(KNOBS).map(([name, { label, min, max, step, neutral, write, to = same, from = same }]) => {
+    knobs[name] = slider({ id: `knob-${name}`, label, min, max, step, value: to(neutral), show: (value) => write(from(value)),
+      oninput: (value) => turn({ [name]: from(value) }) });
+    const radio = h("input", { type: "radio", name: "along", id: `along-${name}`, checked: name === along,
+      "aria-label": `curves along ${label}`, onchange: () => { along = name; ask(); } });
+    return h("div", { class: "knob" }, radio, knobs[name].element);
+  });
+  const reset = () => turn(Object.fromEntries(Object.entries(KNOBS).map(([name, { neutral }]) => [name, neutral])));
+  $("knobs").replaceChildren(h("p", { class: "note" }, "The dot picks the change that the curves run along."), ...rows,
+    h("p", { class: "buttons" }, h("button", { type: "button", onclick: reset }, "Put it back")));
+  stage.place(setting);
+
+  function show(answer, question) {
+    stage.show(answer.seen);
+    if (answer.curve) {
+      curve = answer.curve;
+      curveBasis = basis(question, curve.along);
+      showFilm();
+    }
+    showCurves();
+    const drawn = drawnClass();
+    const other = answer.comparison && `${answer.comparison.name} ${round(answer.comparison.probabilities[drawn])}`;
+    $("transform-note").textContent = `Still ${withArticle(classes[drawn])}? ${page.model.name} ${round(answer.lengths[drawn])}`
+      + (other ? `, ${other}.` : ".");
+  }
+
+  function showCurves() {
+    if (!curve) return;
+    const { label, write, ticks, to = same, from = same } = KNOBS[curve.along];
+    const xs = curve.values.map(to);
+    const at = to(setting[curve.along]);
+    const drawn = drawnClass();
+    const chart = (id, name, values) => {
+      if (!values) return $(id).replaceChildren(h("p", { class: "note" }, "The server has no network to compare with."));
+      const order = classes.map((_, index) => index).sort((a, b) => (a === drawn) - (b === drawn));
+      const lines = order.map((index) => {
+        const own = values.map((each) => each[index]);
+        return { name: classes[index], values: own, kind: index === drawn ? "strong" : Math.max(...own) > 0.5 ? "rival" : "faint" };
+      });
+      const here = valueAt(xs, values.map((each) => each[drawn]), at);
+      lineChart($(id), { xs, lines, ticks: ticks.map(to), label, write: (value) => write(from(value)), cursor: at,
+        title: `${name}: class ${classes[drawn]} along ${label}, ${round(here)} at ${write(from(at))}`,
+        onpick: (value) => turn({ [curve.along]: from(value) }) });
+    };
+    chart("curve-capsules", page.model.name, curve.lengths);
+    chart("curve-cnn", page.comparison?.name ?? "no network", curve.comparison);
+  }
+
+  // The same small pictures below both charts, each at its place of the axis.
+  function showFilm() {
+    const { to = same } = KNOBS[curve.along];
+    const [first, last] = [curve.values[0], curve.values[curve.values.length - 1]].map(to);
+    for (const id of curve.comparison ? ["film-capsules", "film-cnn"] : ["film-capsules"]) {
+      $(id).replaceChildren(...curve.pictures.map((source, i) => {
+        const image = h("img", { src: source, alt: "" });
+        image.style.setProperty("--at", alongChart((to(curve.pictured[i]) - first) / (last - first)));
+        return image;
+      }));
+    }
+  }
+
+  if (page.comparison) $("curve-cnn-title").textContent = `Convolutional network (${page.comparison.name})`;
+  $("curve-capsules-title").textContent = `Capsule network (${page.model.name})`;
+
+  return {
+    answered() {
+      $("transform-class").textContent = withArticle(page.answer ? classes[drawnClass()] : "digit");
+      if (page.question) return ask();
+      latestOnly.forget();
+      curve = curveBasis = null;
+      stage.show(null);
+      for (const id of ["curve-capsules", "curve-cnn", "film-capsules", "film-cnn"]) $(id).replaceChildren();
+      $("transform-note").textContent = "Draw a digit to turn it.";
+    },
+  };
+}

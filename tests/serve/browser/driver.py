@@ -1,0 +1,106 @@
+"""A real server in a process of its own, a real Chromium, and the hands that draw on the page."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
+PANELS = ("draw", "pose", "routing", "overlap", "transform")
+Stroke = Sequence[tuple[float, float]]
+
+
+def curve(*points: tuple[float, float], between: int = 5) -> Stroke:
+    """A round line through points (Catmull-Rom), as a hand would draw it."""
+    ends = [points[0], *points, points[-1]]
+    line = []
+    for a, b, c, d in zip(ends, ends[1:], ends[2:], ends[3:]):
+        for t in (step / between for step in range(between)):
+            weights = (-t + 2 * t**2 - t**3, 2 - 5 * t**2 + 3 * t**3, t + 4 * t**2 - 3 * t**3, t**3 - t**2)
+            x, y = (sum(w * p[axis] for w, p in zip(weights, (a, b, c, d))) / 2 for axis in (0, 1))
+            line.append((x, y))
+    return [*line, points[-1]]
+
+
+# In shares of the pad's side, as somebody would write them.
+THREE: list[Stroke] = [
+    [
+        *curve((0.29, 0.22), (0.43, 0.13), (0.60, 0.14), (0.67, 0.25), (0.60, 0.39), (0.44, 0.45)),
+        *curve((0.44, 0.45), (0.60, 0.47), (0.71, 0.57), (0.70, 0.71), (0.58, 0.82), (0.40, 0.83), (0.27, 0.76)),
+    ]
+]
+SEVEN: list[Stroke] = [
+    [(0.26, 0.18), (0.45, 0.17), (0.62, 0.17), (0.74, 0.16), (0.62, 0.40), (0.52, 0.62), (0.45, 0.85)]
+]
+
+
+def chromium() -> str | None:
+    """Where this machine has a Chromium, if it has one."""
+    return next(filter(None, map(shutil.which, NAMES)), None)
+
+
+@contextmanager
+def serving(*arguments: str) -> Iterator[str]:
+    """The address of a server on a port of its own choice, for as long as it is wanted."""
+    command = [sys.executable, "-m", "torchcaps", "serve", "--port", "0", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            said = process.stdout.readline()
+            found = re.search(r"http://[\d.]+:\d+", said)
+            assert found, f"the server did not say where it is, but {said!r}"
+            yield found[0]
+        finally:
+            process.send_signal(signal.SIGINT)  # as Ctrl-C does, so that it ends in its own time
+            process.wait(timeout=30)
+
+
+@contextmanager
+def browsing():
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        # Containers often run as root, where Chromium has no sandbox; it sees no page but ours.
+        browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+def settle(page) -> None:
+    """Until every question that the page has asked is answered."""
+    page.wait_for_selector("main[aria-busy=false]", state="attached")
+
+
+def draw(page, strokes: Sequence[Stroke], pad: str = "#pad") -> None:
+    """With the mouse, stroke by stroke."""
+    page.locator(f"{pad} canvas").scroll_into_view_if_needed()
+    box = page.locator(f"{pad} canvas").bounding_box()
+    for stroke in strokes:
+        places = [(box["x"] + x * box["width"], box["y"] + y * box["height"]) for x, y in stroke]
+        page.mouse.move(*places[0])
+        page.mouse.down()
+        for place in places[1:]:
+            page.mouse.move(*place, steps=2)
+        page.mouse.up()
+
+
+def touch(page, strokes: Sequence[Stroke], pad: str = "#pad") -> None:
+    """With a finger."""
+    page.locator(f"{pad} canvas").scroll_into_view_if_needed()
+    box = page.locator(f"{pad} canvas").bounding_box()
+    finger = page.context.new_cdp_session(page)
+
+    def send(kind: str, *places: tuple[float, float]) -> None:
+        points = [{"x": box["x"] + x * box["width"], "y": box["y"] + y * box["height"]} for x, y in places]
+        finger.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+
+    for stroke in strokes:
+        send("touchStart", stroke[0])
+        for place in stroke[1:]:
+            send("touchMove", place)
+        send("touchEnd")

@@ -1,0 +1,211 @@
+"""The panels behind the drawing: pose, routing, overlap, transform."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from driver import SEVEN, THREE, draw, settle
+
+from torchcaps.models import shipped_models
+
+expect = pytest.importorskip("playwright.sync_api").expect
+
+
+def source(page, selector):
+    return page.get_attribute(selector, "src")
+
+
+def becomes(page, selector, other, same=False):
+    """Waits until a picture is another one, or (same) that one."""
+    found = expect(page.locator(selector))
+    (found.to_have_attribute if same else found.not_to_have_attribute)("src", other)
+
+
+def heat(page):
+    return page.locator("#heat canvas").evaluate("(canvas) => canvas.toDataURL()")
+
+
+def bars(page, host):
+    return [float(text) for text in page.locator(f"{host} .value").all_inner_texts()]
+
+
+def test_a_slider_moves_the_reconstruction_and_reset_brings_it_back(open_page):
+    page = open_page("pose")
+    becomes(page, "#pose-redrawn", "static/blank.svg")
+    first = source(page, "#pose-redrawn")
+    assert page.locator("#pose-sliders input").count() == 16
+    page.locator("#pose-4").fill("0.25")
+    becomes(page, "#pose-redrawn", first)
+    page.get_by_role("button", name="Reset").click()
+    becomes(page, "#pose-redrawn", first, same=True)
+    assert page.input_value("#pose-4") == "0"
+
+
+def test_sliders_are_named_by_their_meaning(open_page):
+    page = open_page("pose")
+    becomes(page, "#pose-redrawn", "static/blank.svg")
+    described = page.evaluate("fetch('api/model').then((answer) => answer.json())")["models"][0]
+    names = page.locator("#pose-sliders .meaning").all_inner_texts()
+    meanings = described["meanings"]
+    known = [meanings and meanings[5][dimension]["name"] for dimension in range(16)]  # the greeting is a 5
+    assert names == [name or f"dimension {dimension + 1}" for dimension, name in enumerate(known)]
+
+
+def test_the_sweep_shows_every_dimension(open_page):
+    page = open_page("pose")
+    becomes(page, "#pose-redrawn", "static/blank.svg")
+    page.get_by_role("button", name="Sweep").click()
+    strip = page.locator(".strip")
+    expect(strip).to_be_visible()
+    assert strip.evaluate("(image) => image.decode().then(() => [image.naturalWidth, image.naturalHeight])") == [
+        308,
+        448,
+    ]
+    assert page.locator(".sweep li").count() == 16
+    before = source(page, "#pose-redrawn")
+    box = strip.bounding_box()
+    strip.click(position={"x": box["width"] * 10.5 / 11, "y": box["height"] * 2.5 / 16})  # third row, last column
+    expect(page.locator("#pose-2")).to_have_value("0.25")
+    becomes(page, "#pose-redrawn", before)
+
+
+def test_iterations_are_stepped_through(open_page):
+    page = open_page("routing")
+    expect(page.locator("#iteration-value")).to_have_text("3 of 3")
+    seen = []
+    for iteration in (3, 2, 1):
+        page.locator("#iteration").fill(str(iteration))
+        expect(page.locator("#iteration-value")).to_have_text(f"{iteration} of 3")
+        seen.append((bars(page, "#routing-classes"), heat(page)))
+    assert seen[0][0][5] > seen[1][0][5] > seen[2][0][5]  # the winner grows with every iteration
+    assert len({picture for _, picture in seen}) == 3
+    label = page.locator("#entropy svg").get_attribute("aria-label")
+    entropies = [float(word) for word in label.split(": ")[1].split(", ")]
+    assert entropies[0] >= entropies[1] > entropies[2]
+
+
+def test_a_class_shows_its_supporters_and_a_part_its_votes(open_page):
+    page = open_page("routing")
+    expect(page.locator("#heat-title")).to_have_text("Support for 5")
+    winner = heat(page)
+    page.locator("#routing-classes button").nth(3).hover()
+    expect(page.locator("#heat-title")).to_have_text("Support for 3")
+    assert heat(page) != winner
+    page.locator("#heat-title").hover()
+    expect(page.locator("#heat-title")).to_have_text("Support for 5")
+    assert heat(page) == winner
+
+    page.locator("#places button").nth(8).click()
+    expect(page.locator("#part-title")).to_contain_text("row 2, column 3")
+    page.locator("#types button").nth(30).click()
+    expect(page.locator("#part-title")).to_contain_text("type 31 in row 2, column 3")
+    rows = page.locator("#votes tbody tr")
+    couplings = [float(rows.nth(row).locator(".number").first.inner_text()) for row in range(10)]
+    assert sum(couplings) == pytest.approx(1, abs=0.06)  # shown with two decimals
+    canvas = page.locator("#heat canvas")
+    canvas.hover(position={"x": 5, "y": 5})
+    expect(page.locator("#part-title")).to_contain_text("row 1, column 1")
+
+
+@pytest.mark.skipif(
+    "capsnet-multimnist" not in shipped_models(), reason="weights for overlapping digits are not shipped"
+)
+def test_two_digits_give_two_reconstructions(open_page):
+    page = open_page("overlap")
+    expect(page.locator("#pair-verdict")).to_have_text("A 2 and a 7.")
+    page.locator("#panel-overlap").get_by_role("button", name="Clear").click()
+    expect(page.locator("#pair-verdict")).to_contain_text("Draw two digits")
+    draw(page, THREE, "#pair-pad")
+    page.get_by_label("Second digit").check()
+    page.locator("#pair-examples").get_by_role("button", name="0, upright").click()
+    expect(page.locator("#pair-verdict")).to_have_text("A 3 and a 0.")
+    first, second, missing = (source(page, f"#pair-{name}") for name in ("first", "second", "missing"))
+    assert len({first, second, missing}) == 3
+    expect(page.locator("#probe-text")).to_contain_text("the 3 explains")
+    here = page.inner_text("#probe-text")
+    page.locator("#probe img").press("ArrowLeft")
+    expect(page.locator("#probe-text")).not_to_have_text(here)
+    asked = source(page, "#other-picture")
+    page.locator("#other").get_by_role("button", name="8").click()
+    expect(page.locator("#other-note")).to_contain_text("8, length")
+    becomes(page, "#other-picture", asked)
+
+
+def test_without_a_network_for_overlap_one_sentence_says_so(open_page, browser):
+    page = open_page("draw")
+
+    def without(route):
+        answer = route.fetch().json()
+        answer["models"] = [model for model in answer["models"] if model["role"] != "overlap"]
+        route.fulfill(json=answer)
+
+    page.route("**/api/model", without)
+    page.reload()
+    page.get_by_role("tab", name="Overlap").click()
+    expect(page.locator("#overlap-absent")).to_have_text(
+        "This panel needs a network trained on overlapping digits, and the server has none."
+    )
+    expect(page.locator("#overlap-present")).to_be_hidden()
+
+
+def test_a_drawing_is_turned_by_slider_and_by_handle(open_page):
+    page = open_page("transform")
+    expect(page.locator("#curve-capsules polyline")).to_have_count(10)
+    expect(page.locator("#curve-cnn polyline")).to_have_count(10)
+    expect(page.locator("#transform-class")).to_have_text("a 5")
+    upright = source(page, "#stage-picture")
+    curve = page.locator("#curve-capsules .strong").first.get_attribute("points")
+    page.locator("#knob-rotate").fill("40")
+    becomes(page, "#stage-picture", upright)
+    assert (
+        page.locator("#curve-capsules .strong").first.get_attribute("points") == curve
+    )  # its axis: only the cursor moves
+    page.locator("#knob-shear").fill("0.4")
+    expect(page.locator("#curve-capsules .strong").first).not_to_have_attribute("points", curve)
+    page.get_by_role("button", name="Put it back").click()
+    becomes(page, "#stage-picture", upright, same=True)
+
+    box = page.locator("#stage svg").bounding_box()
+    middle = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    handle = page.locator(".handle.rotate").bounding_box()
+    page.mouse.move(handle["x"] + handle["width"] / 2, handle["y"] + handle["height"] / 2)
+    page.mouse.down()
+    page.mouse.move(middle[0] - 80, middle[1], steps=6)  # a quarter to the left
+    page.mouse.up()
+    expect(page.locator("#knob-rotate")).to_have_value("90")
+    becomes(page, "#stage-picture", upright)
+    page.locator("#along-scale").check()
+    expect(page.locator("#curve-cnn .axis")).to_have_text("scale")
+
+
+def test_the_frame_moves_as_the_drawing_does(open_page):
+    """Where the frame's change takes the ink of the drawing, the changed picture has ink."""
+    page = open_page("transform")
+    draw(page, SEVEN)
+    settle(page)
+    expect(page.locator("#transform-note")).to_contain_text("Still a 7?")
+    before, square = picture_and_frame(page)
+    for name, value in (("rotate", 70), ("shift_x", 3), ("shift_y", -2), ("scale", -0.4), ("shear", 0.5)):
+        shown = source(page, "#stage-picture")
+        page.locator(f"#knob-{name}").fill(str(value))
+        becomes(page, "#stage-picture", shown)
+    settle(page)
+    after, frame = picture_and_frame(page)
+    change, *_ = np.linalg.lstsq(np.column_stack([square, np.ones(4)]), frame, rcond=None)
+    rows, columns = (before > 0.9).nonzero()
+    moved = np.column_stack([columns + 0.5, rows + 0.5, np.ones(len(rows))]) @ change
+    x, y = np.floor(moved).astype(int).T
+    inside = (x >= 0) & (x < 28) & (y >= 0) & (y < 28)
+    assert inside.mean() > 0.8
+    assert (after[y[inside], x[inside]] > 0.4).mean() > 0.95
+
+
+def picture_and_frame(page):
+    """The picture between the handles as (28, 28) in [0, 1], and the frame's corners (x, y)."""
+    greys = """async () => {
+      const { greys } = await import("/static/pixels.js");
+      return Array.from(await greys(document.getElementById("stage-picture").src));
+    }"""
+    corners = page.locator("#stage polygon").get_attribute("points").split()
+    frame = np.array([[float(number) for number in corner.split(",")] for corner in corners])
+    return np.array(page.evaluate(greys)).reshape(28, 28), frame

@@ -1,0 +1,34 @@
+"""A small untrained explorer: what it answers means nothing, but must be what its networks answer."""
+
+import pytest
+import torch
+from fastapi.testclient import TestClient
+
+from torchcaps.models import create_model
+from torchcaps.serve.app import create_app
+from torchcaps.serve.exhibits import Exhibit
+from torchcaps.serve.explorer import Explorer
+
+
+@pytest.fixture(scope="session")
+def exhibits():
+    torch.manual_seed(0)
+    small = {"channels": 8, "types": 4, "hidden": (16, 32)}
+    main, pairs = (create_model("capsnet_small", image_shape=(1, side, side), **small).eval() for side in (28, 36))
+    for model in (main, pairs):
+        model.classes.weight.data.mul_(30)  # votes loud enough for routing to decide something
+    return [
+        Exhibit("capsules", main),
+        Exhibit("pairs", pairs, "overlap"),
+        Exhibit("cnn", create_model("matched_cnn", image_shape=(1, 28, 28), parameters=20_000).eval(), "comparison"),
+    ]
+
+
+@pytest.fixture(scope="session")
+def explorer(exhibits):
+    return Explorer(exhibits)
+
+
+@pytest.fixture(scope="session")
+def client(explorer):
+    return TestClient(create_app(explorer), base_url="http://localhost", raise_server_exceptions=False)

@@ -1,0 +1,131 @@
+"""Files of every kind become the same picture; what is drawn anywhere on a canvas lands where MNIST has it."""
+
+import base64
+
+import numpy as np
+import pytest
+import torch
+from bodies import as_file, pixels_of
+from PIL import Image
+
+from torchcaps.errors import UserError
+from torchcaps.serve import pictures
+
+
+def decoded(text):
+    return pictures.decode_picture(pictures.decode_base64(text))
+
+
+def gradient(height=20, width=30):
+    return np.linspace(0, 255, height * width).reshape(height, width).astype(np.uint8)
+
+
+def test_every_format_and_mode_gives_the_same_grey():
+    grey = gradient()
+    expected = torch.from_numpy(grey / 255.0).float()
+    rgb = np.stack([grey] * 3, axis=-1)
+    for text in (
+        as_file(grey),
+        as_file(rgb),
+        as_file(np.dstack([rgb, np.full_like(grey, 255)])),
+        as_file(rgb, "webp", lossless=True),
+        as_file(Image.fromarray(grey).convert("P")),
+        as_file(grey.astype(np.uint16) * 257),  # 16 bits
+        "data:image/png;base64," + as_file(grey),
+    ):
+        assert (decoded(text) - expected).abs().max() <= 1 / 255
+    assert (decoded(as_file(grey, "jpeg", quality=95)) - expected).abs().max() < 0.05
+
+
+def test_what_is_transparent_shows_white_paper():
+    pixels = np.zeros((4, 4, 4), np.uint8)
+    pixels[1, 2, 3] = 255  # one opaque black dot
+    seen = pictures.white_on_black(decoded(as_file(pixels)))
+    assert seen[1, 2] == 1
+    assert seen.sum() == 1
+
+
+def test_photographs_are_turned_upright():
+    upright = gradient()
+    turned = Image.fromarray(np.rot90(upright).copy())  # as a camera held on its side takes it
+    turned.getexif()[0x0112] = 6
+    seen = decoded(as_file(turned, "png", exif=turned.getexif()))
+    assert (seen - torch.from_numpy(upright / 255.0)).abs().max() < 1e-6
+
+
+def test_only_light_borders_are_inverted():
+    dark = torch.zeros(9, 9)
+    dark[3:6, 3:6] = 1
+    assert torch.equal(pictures.white_on_black(dark), dark)
+    assert torch.equal(pictures.white_on_black(1 - dark), dark)
+
+
+def test_fitting_averages_where_it_shrinks():
+    board = torch.tensor([[0.0, 1.0], [1.0, 0.0]]).repeat(14, 14)
+    small = pictures.fit(board, 7, 7)
+    torch.testing.assert_close(small, torch.full((7, 7), 0.5), atol=0.05, rtol=0)
+    assert pictures.fit(board, 28, 28) is board
+
+
+@pytest.mark.parametrize(("top", "left", "size"), [(0, 0, 40), (150, 10, 90), (30, 170, 100)])
+def test_ink_anywhere_lands_in_the_middle_of_the_box(top, left, size):
+    canvas = torch.zeros(280, 280)
+    canvas[top : top + size, left : left + size // 2] = 1  # a bar twice as high as wide
+    seen = pictures.centre(canvas, 28, 28)
+    rows, columns = (seen.sum(axis).nonzero().flatten() for axis in (1, 0))
+    assert (int(rows[0]), int(rows[-1])) == (4, 23)  # 20 pixels high, in the middle
+    assert (int(columns[0]), int(columns[-1])) == (9, 18)
+    assert seen.sum() == pytest.approx(200, rel=0.05)
+
+
+def test_the_centre_of_mass_is_in_the_middle_as_far_as_there_is_room():
+    canvas = torch.zeros(36, 36)
+    canvas[5:25, 5:8] = 1
+    canvas[22:25, 5:25] = 1  # an L: its mass is low and left
+    seen = pictures.centre(canvas, 36, 36)
+    places = torch.arange(36.0)
+    assert abs(float((seen.sum(1) * places).sum() / seen.sum()) - 17.5) <= 0.5
+    assert abs(float((seen.sum(0) * places).sum() / seen.sum()) - 17.5) <= 0.5
+    assert 25 <= len(seen.sum(1).nonzero()) <= 27  # the same share of 36 as 20 of 28
+
+
+def test_an_empty_canvas_stays_empty():
+    assert not pictures.centre(torch.zeros(50, 50), 28, 28).any()
+    assert not pictures.centre(torch.full((50, 50), 0.05), 28, 28).any()
+
+
+def test_pictures_survive_the_way_out():
+    grey = torch.from_numpy(gradient() / 255.0)
+    assert (pixels_of(pictures.data_url(grey)) == gradient()).all()
+    assert (pixels_of(pictures.data_url(grey[None])) == gradient()).all()
+    assert pixels_of(pictures.data_url(grey.expand(3, -1, -1))).shape == (20, 30, 3)
+
+
+# 16383×16383 pixels in 34 bytes
+HUGE_WEBP = b"RIFF\x1a\x00\x00\x00WEBPVP8L\x0e\x00\x00\x00/\xfe\xbf\xff\x0f\x07\x10\x11\xfd\x0fDD\xff\x03"
+
+
+def damaged(kind, cut):
+    return base64.b64encode(base64.b64decode(as_file(gradient(200, 200), kind))[:cut]).decode()
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "no PNG"),
+        ("%%%", "not base64"),
+        ("data:image/svg+xml,<svg/>", "must be base64"),
+        ("QUJD" * 400_000, "1 MiB"),
+        (as_file(gradient(), "gif"), "no PNG"),
+        (as_file(gradient(), "bmp"), "no PNG"),
+        (as_file(gradient(), "tiff"), "no PNG"),
+        (as_file(Image.new("1", (2049, 3))), "2049×3"),
+        (base64.b64encode(HUGE_WEBP).decode(), "far too many pixels"),
+        (damaged("png", 300), "damaged"),
+        (damaged("jpeg", 400), "damaged"),
+        (damaged("webp", 60), "no PNG|damaged"),
+    ],
+)
+def test_what_is_no_picture_is_told(text, told):
+    with pytest.raises(UserError, match=told):
+        decoded(text)

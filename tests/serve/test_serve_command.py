@@ -1,0 +1,115 @@
+"""`torchcaps serve` as a user starts it: a real process, its words, its exit code, a real connection."""
+
+import http.client
+import io
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import uvicorn
+from fastapi.testclient import TestClient
+from PIL import Image
+from rich.console import Console
+
+from torchcaps.models import create_model, save
+from torchcaps.serve.run import is_loopback, serve
+
+PAGE = Path(__file__).parents[2] / "docs" / "explorer.md"
+(EXAMPLE,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+COMMAND = [sys.executable, "-m", "torchcaps.cli", "serve"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    model = create_model("capsnet_small", image_shape=(1, 20, 20), num_classes=2, channels=4, types=2)
+    return str(save(model, tmp_path_factory.mktemp("models") / "mine"))
+
+
+def refused(*arguments, before="pass"):
+    words = ["torchcaps", "serve", *arguments]
+    code = f"import sys; {before}; sys.argv = {words}; import torchcaps.cli; torchcaps.cli.main()"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert result.returncode == 2
+    assert "Traceback" not in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+    return result.stderr
+
+
+def test_a_model_is_served_until_interrupted(run, tmp_path, monkeypatch):
+    process = subprocess.Popen(
+        [*COMMAND, run, "--port", "0"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        said = process.stdout.readline()
+        port = int(re.search(r"http://127\.0\.0\.1:(\d+) ", said)[1])
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+        connection.request("GET", "/api/model")
+        response = connection.getresponse()
+        assert response.getheader("server") is None
+        assert json.loads(response.read())["default"] == "mine"
+        connection.request("POST", "/api/predict", "[" * 10_000, {"content-type": "application/json"})
+        assert connection.getresponse().status == 400
+        connection.close()
+        monkeypatch.chdir(tmp_path)
+        Image.new("L", (30, 30)).save("three.png")
+        shown: dict = {}
+        exec(EXAMPLE.replace("8765", str(port)), shown)
+        assert len(shown["answer"]["lengths"]) == 2
+    finally:
+        process.send_signal(signal.SIGINT)
+        rest, complaints = process.communicate(timeout=20)
+    assert "note" not in said + rest  # nobody else was let in
+    assert complaints == ""
+    assert process.returncode == 130
+
+
+def test_a_port_in_use_is_told(run):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        told = refused(run, "--port", str(taken.getsockname()[1]))
+    assert "cannot listen on 127.0.0.1" in told
+    assert "choose another --port" in told
+
+
+def test_what_cannot_be_explored_is_told():
+    assert "segcaps-axons cannot be explored" in refused("segcaps-axons", "--port", "0")
+
+
+def test_without_the_extra_it_says_how_to_install_it(run):
+    told = refused(run, before="sys.modules['fastapi'] = None")
+    assert "pip install 'torchcaps[serve]'" in told
+
+
+def test_nothing_of_the_web_is_loaded_for_other_commands():
+    modules = "torchcaps.cli, torchcaps.predict"
+    code = f"import sys, {modules}; print([n for n in ('fastapi', 'starlette', 'uvicorn') if n in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("host", "local"),
+    [("localhost", True), ("127.0.0.1", True), ("127.8.0.1", True), ("::1", True), ("0.0.0.0", False), ("::", False)],
+)
+def test_which_hosts_only_this_machine_can_reach(host, local):
+    assert is_loopback(host) == local
+    assert not is_loopback("localhost.example")
+
+
+@pytest.mark.parametrize(
+    ("host", "noted", "status"), [("127.0.0.1", False, 400), ("localhost", False, 400), ("0.0.0.0", True, 200)]
+)
+def test_letting_others_in_is_said(run, monkeypatch, host, noted, status):
+    """And only then does the server answer to other names than those of this machine."""
+    served = []
+    monkeypatch.setattr(uvicorn.Server, "run", lambda server, sockets: served.append(server.config.app))
+    said = io.StringIO()
+    serve(run, host, 0, Console(file=said, width=200))
+    assert f"http://{host}:" in said.getvalue()
+    assert ("whoever can reach this machine" in said.getvalue()) == noted
+    assert TestClient(served[0], base_url="http://other.example").get("/healthz").status_code == status
+    assert TestClient(served[0], base_url="http://127.0.0.1:99").get("/healthz").status_code == 200

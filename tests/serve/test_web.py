@@ -1,0 +1,189 @@
+"""What every answer declares, who may ask, which files there are, and that the schema says all of it."""
+
+import asyncio
+import re
+
+import pytest
+from fastapi.testclient import TestClient
+
+import torchcaps
+from torchcaps.serve import files, guard
+from torchcaps.serve.app import create_app
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
+    "font-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/healthz", 200),
+        ("GET", "/", 200),
+        ("GET", "/docs", 200),
+        ("GET", "/docs/swagger-ui-bundle.js", 200),
+        ("GET", "/openapi.json", 200),
+        ("GET", "/nothing", 404),
+        ("GET", "/static/nothing", 404),
+        ("GET", "/api/predict", 405),
+        ("POST", "/api/predict", 415),
+        ("DELETE", "/healthz", 405),
+    ],
+)
+def test_every_answer_declares_the_policy(client, method, path, status):
+    response = client.request(method, path)
+    assert response.status_code == status
+    assert response.headers["content-security-policy"] == POLICY
+    assert response.headers["x-content-type-options"] == "nosniff"
+    assert response.headers["referrer-policy"] == "no-referrer"
+    assert response.headers["cross-origin-opener-policy"] == "same-origin"
+    assert "camera=()" in response.headers["permissions-policy"]
+    assert "access-control-allow-origin" not in response.headers
+    if status >= 400:
+        assert set(response.json()) == {"detail"}
+
+
+@pytest.mark.parametrize("host", ["localhost", "localhost:8765", "127.0.0.1:80", "[::1]:8765", "[::1]", "LOCALHOST"])
+def test_this_machine_may_ask(client, host):
+    assert client.get("/healthz", headers={"host": host}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["evil.example", "evil.example:8765", "localhost.evil.example", "127.0.0.1.nip.io", "", "localhost:1:2", "::1"],
+)
+def test_another_name_for_this_machine_may_not(client, host):
+    response = client.get("/api/model", headers={"host": host})
+    assert response.status_code == 400
+    assert "localhost" in response.json()["detail"]
+
+
+def test_a_server_for_others_answers_to_any_name(explorer):
+    public = TestClient(create_app(explorer, hosts=None), base_url="http://explorer.example")
+    assert public.get("/healthz").json() == {"status": "ok", "version": torchcaps.__version__}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/static/../app.py",
+        "/static/..%2fapp.py",
+        "/static/%2e%2e/app.py",
+        "/static/%2e%2e%2f%2e%2e%2fcli.py",
+        "/static//etc/passwd",
+        "/static/%2fetc%2fpasswd",
+        "/static/..\\app.py",
+        "/static/index.html%00.png",
+        "/static/",
+        "/docs/..%2fapp.py",
+        "/docs/../run.py",
+        "/docs/__init__.py",
+        "/../pyproject.toml",
+    ],
+)
+def test_no_path_leads_out_of_the_listed_files(client, path):
+    response = client.get(path)
+    assert response.status_code == 404
+    assert "import" not in response.text
+
+
+def test_every_listed_file_is_served_as_what_it_is(client):
+    kinds = {".html": "text/html", ".js": "javascript", ".css": "text/css", ".svg": "image/svg", ".png": "image/png"}
+    listed = files._listed(files.HERE / "static")
+    assert "index.html" in listed
+    for name, path in listed.items():
+        response = client.get(f"/static/{name}")
+        assert response.content == path.read_bytes()
+        assert kinds.get(path.suffix, "") in response.headers["content-type"]
+
+
+def test_the_viewer_needs_no_other_host_and_no_inline_script(client):
+    page = client.get("/docs").text
+    sources = re.findall(r'(?:src|href)="([^"]+)"', page)
+    assert all(source.startswith("/") and not source.startswith("//") for source in sources)
+    assert all(client.get(source).status_code == 200 for source in sources)
+    assert not re.search(r"<script(?![^>]*src=)|<style| on\w+=| style=", page)
+
+
+def test_the_schema_tells_everything(client):
+    schema = client.get("/openapi.json").json()
+    assert set(schema["paths"]) == {
+        "/healthz",
+        "/api/model",
+        *(f"/api/{name}" for name in ("predict", "reconstruct", "routing", "transform")),
+    }
+    for path, operations in schema["paths"].items():
+        for method, operation in operations.items():
+            assert operation["description"], path
+            for answer in operation["responses"].values():
+                assert "$ref" in answer["content"]["application/json"]["schema"], path
+            if method == "post":
+                assert set(operation["responses"]) == {"200", "400", "408", "413", "415", "422"}
+                name = operation["requestBody"]["content"]["application/json"]["schema"]["$ref"].rsplit("/", 1)[1]
+                (example,) = schema["components"]["schemas"][name]["examples"]
+                answer = client.post(path, json=example)
+                assert answer.status_code == 200, answer.text
+    assert "HTTPValidationError" not in schema["components"]["schemas"]
+
+
+def test_the_first_thing_wrong_is_named_with_its_place(client):
+    told = client.post("/api/reconstruct", json={"class": 0, "pose": [0.0] * 15 + [11]}).json()["detail"]
+    assert told == "pose.15: Input should be less than or equal to 10"
+    told = client.post("/api/predict", json={"image": {"png": 5}}).json()["detail"]
+    assert told == "image.png: Input should be a valid string"
+
+
+def test_a_mistake_of_ours_is_told_without_a_traceback(exhibits):
+    class Broken:
+        def models(self):
+            raise RuntimeError("secret")
+
+    app = create_app(Broken())
+    response = TestClient(app, base_url="http://localhost", raise_server_exceptions=False).get("/api/model")
+    assert response.status_code == 500
+    assert "secret" not in response.text
+
+
+def through_guard(receive):
+    """What a client is told that sends what `receive` gives."""
+    said = []
+
+    async def send(message):
+        said.append(message)
+
+    headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": "/api/predict", "headers": headers}
+    asyncio.run(guard.Guard(None, ["localhost"])(scope, receive, send))
+    return said
+
+
+def test_a_body_without_end_is_given_up_at_its_limit():
+    read = []
+
+    async def receive():
+        read.append(1 << 20)
+        return {"type": "http.request", "body": bytes(1 << 20), "more_body": True}
+
+    start, body = through_guard(receive)
+    assert start["status"] == 413
+    assert b"larger than 2 MiB" in body["body"]
+    assert sum(read) == 3 << 20
+
+
+def test_a_body_that_never_arrives_is_given_up(monkeypatch):
+    monkeypatch.setattr(guard, "MOST_SECONDS", 0.05)
+
+    async def receive():
+        await asyncio.sleep(10)
+
+    start, body = through_guard(receive)
+    assert start["status"] == 408
+    assert b"did not arrive" in body["body"]
+
+
+def test_a_client_that_leaves_is_forgotten():
+    async def receive():
+        return {"type": "http.disconnect"}
+
+    assert through_guard(receive) == []
