@@ -91,7 +91,7 @@ def _train(recipe: Recipe, folder: Path, device: str, console: Console, resume: 
         _announce(recipe, splits, state.model, fabric.device, console)
         examples = epoch_size(splits.train, recipe.augment.crop) * recipe.train.repeat
         steps = num_batches(examples, recipe.train.batch_size)
-        watcher = RunWatcher(folder, recipe.train.epochs, steps, console, task.measure)
+        watcher = RunWatcher(folder, recipe.train, steps, console, task.measure)
         try:
             with watcher.watching(state), enough_memory(recipe):
                 engine.train(state, splits.train, splits.validation, task, recipe, fabric, watcher)

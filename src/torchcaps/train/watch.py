@@ -18,9 +18,9 @@ from torchcaps.models.files import write_model
 from torchcaps.train.checkpoint import State, save_checkpoint
 from torchcaps.train.engine import Totals
 from torchcaps.train.guard import writing
+from torchcaps.train.recipe import TrainSection
 
 REFRESH = 0.5  # seconds between two looks at the metrics: each makes an accelerator wait
-SAVE_EVERY = 15.0  # seconds between two checkpoints at least: epochs on a GPU may take less than writing one does
 
 
 class Quiet:
@@ -39,13 +39,14 @@ class RunWatcher:
 
     metrics.jsonl                  one line for each epoch
     tensorboard/                   the same as curves
-    checkpoints/last.safetensors   the state after the last epoch, after one every SAVE_EVERY seconds, and when the
+    checkpoints/last.safetensors   the state after the last epoch, after one every `save_every` seconds, and when the
                                    run was interrupted; previous.safetensors, the one before
     checkpoints/best/              the model that was best on validation
     """
 
-    def __init__(self, folder: Path, epochs: int, steps_per_epoch: int, console: Console, measure: str = "accuracy"):
-        self.folder, self.epochs, self.console, self.measure = folder, epochs, console, measure
+    def __init__(self, folder: Path, recipe: TrainSection, steps_per_epoch: int, console: Console, measure: str):
+        self.folder, self.epochs, self.console, self.measure = folder, recipe.epochs, console, measure
+        self._save_every = recipe.save_every  # epochs on a GPU may take less than writing a checkpoint does
         self._steps = steps_per_epoch
         self._stop = False
         self._next_look = self._next_save = 0.0
@@ -139,7 +140,7 @@ class RunWatcher:
     def _save(self, state: State) -> None:
         if self._saved != state.step:
             save_checkpoint(state, self.folder / "checkpoints")
-        self._saved, self._next_save = state.step, time.perf_counter() + SAVE_EVERY
+        self._saved, self._next_save = state.step, time.perf_counter() + self._save_every
 
     def _write_history(self, state: State) -> None:
         # What an interrupted run had written after its last checkpoint is not part of the run that goes on.
