@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help train serve test check format figures clean
+.PHONY: help train serve test faults check format figures clean
 .DEFAULT_GOAL := help
 
 help:  ## Show this list
@@ -18,6 +18,9 @@ serve: $(VENV)/.serve  ## Open the capsule explorer in a browser at http://127.0
 
 test: $(VENV)/.dev  ## Run the tests, with coverage
 	$(BIN)/python -m pytest -n 2 --cov --cov-report=term:skip-covered --cov-fail-under=90
+
+faults: $(VENV)/.dev  ## Kill runs, spoil checkpoints, fill disks, and see that nothing is lost (minutes)
+	$(BIN)/python tests/faults/campaign.py
 
 check: $(VENV)/.dev  ## Format, lint, types, import layers
 	$(BIN)/ruff format --check .

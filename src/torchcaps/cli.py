@@ -65,6 +65,12 @@ def train(
     epochs: Annotated[int | None, typer.Option(help="Passes over the training images.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of weights, order and augmentation.")] = None,
     fast: Annotated[bool, typer.Option(help="On CUDA, record the training step as a CUDA graph.")] = True,
+    on_nan: Annotated[
+        str | None, typer.Option("--on-nan", help="If a loss is no number: stop, or skip its step and go on.")
+    ] = None,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="On CUDA, the same numbers in every run; slower.")
+    ] = False,
     resume: Annotated[Path | None, typer.Option(help="Go on with this run folder.")] = None,
 ) -> None:
     """Train a model. Without arguments: the embedded digits, in about a minute."""
@@ -74,8 +80,9 @@ def train(
 
     source, overrides = _data_overrides(data)
     overrides += set_ or ()
-    for name, value in (("precision", precision), ("epochs", epochs), ("seed", seed), ("fast", None if fast else "no")):
-        overrides += [f"train.{name}={value}"] if value is not None else []
+    given = {"precision": precision, "epochs": epochs, "seed": seed, "on_nan": on_nan}
+    given |= {"fast": None if fast else "no", "deterministic": "yes" if deterministic else None}
+    overrides += [f"train.{name}={value}" for name, value in given.items() if value is not None]
     try:
         if resume is None:
             usual = {None: "digits", "pairs": "segcaps", "axons": "segcaps", "isbi2012": "isbi"}.get(source, "folder")
@@ -89,6 +96,30 @@ def train(
             resume_run(resume, overrides, device=device, console=out)
     except Interrupted:
         raise typer.Exit(130) from None
+
+
+@app.command()
+def rerun(
+    run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
+    out_: Annotated[Path | None, typer.Option("--out", help="Folder of the new run; RUN-again-<time> else.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or mps; that of the run if not given.")] = None,
+) -> None:
+    """Train a run once more and compare: history, figures and weights. Ends with 1 if they differ."""
+    from torchcaps.train.engine import Interrupted
+    from torchcaps.train.rerun import compare_runs
+    from torchcaps.train.rerun import rerun as train_again
+
+    try:
+        again = train_again(run, out=out_, device=device, console=out)
+    except Interrupted:
+        raise typer.Exit(130) from None
+    found, about = compare_runs(run, again)
+    for heading, differences in (("different", found), ("about the two runs", about)):
+        for each in differences:
+            out.print(f"{heading}: {each.what}: {each.before} before, {each.now} now", highlight=False, soft_wrap=True)
+    out.print("not the same" if found else "the same, bit for bit", style="bold red" if found else "bold green")
+    if found:
+        raise typer.Exit(1)
 
 
 @app.command("eval")

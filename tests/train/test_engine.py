@@ -183,7 +183,7 @@ def test_select_best_keeps_the_best_on_validation(tmp_path, monkeypatch):
         )
     assert same(kept, load(tmp_path / "run" / "checkpoints" / "best").state_dict())
     last, _, _ = _start(tiny("data.validation=41", "train.epochs=3"))
-    load_checkpoint(last, tmp_path / "run" / "checkpoints" / "last.safetensors")
+    load_checkpoint(last, tmp_path / "run" / "checkpoints")
     assert not same(kept, last.final.state_dict())
 
 
@@ -223,19 +223,10 @@ def test_average_follows_closely_at_first():
 
 def test_checkpoint_of_another_model_is_refused(tmp_path):
     state, _, _ = _start(tiny())
-    save_checkpoint(state, tmp_path / "last.safetensors")
+    save_checkpoint(state, tmp_path)
     other, _, _ = _start(tiny("model.types=4"))
     with pytest.raises(UserError, match="of another model"):
-        load_checkpoint(other, tmp_path / "last.safetensors")
-
-
-def test_damaged_checkpoint_is_refused(tmp_path):
-    state, _, _ = _start(tiny())
-    path = tmp_path / "last.safetensors"
-    save_checkpoint(state, path)
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    with pytest.raises(UserError, match="cannot be read"):
-        load_checkpoint(state, path)
+        load_checkpoint(other, tmp_path)
 
 
 def test_diverged_loss_stops_the_run(tmp_path):
@@ -299,7 +290,7 @@ def test_an_interrupt_after_divergence_keeps_the_good_checkpoint(tmp_path, monke
     with pytest.raises(UserError, match="the loss became nan"):
         run.start_run(tiny(), out=tmp_path / "run", device="cpu")
     state, _, _ = _start(tiny())
-    load_checkpoint(state, tmp_path / "run" / "checkpoints" / "last.safetensors")
+    load_checkpoint(state, tmp_path / "run" / "checkpoints")
     assert state.epoch == 1
     assert all(parameter.isfinite().all() for parameter in state.model.parameters())
 

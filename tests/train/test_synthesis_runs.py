@@ -46,7 +46,7 @@ def start(recipe):
 def weights_of(folder):
     """Of all networks, and of both optimisers, at the end of a run."""
     state, _, _ = start(load_recipe(str(folder / "recipe.yaml")))
-    load_checkpoint(state, folder / "checkpoints" / "last.safetensors")
+    load_checkpoint(state, folder / "checkpoints")
     weights = {
         f"{name}/{key}": value for name, each in state.networks.items() for key, value in each.state_dict().items()
     }

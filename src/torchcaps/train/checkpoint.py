@@ -1,10 +1,16 @@
-"""The state of a run in one file, written so that it is either the old one or the new one, never half of either."""
+"""The state of a run in one file, written so that it is either the old one or the new one, never half of either.
+
+The one before it is kept as well: should a disk have spoiled the newest, a run goes on from there. Every file says what
+its contents add up to, so that one flipped bit is not taken for a weight.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-from contextlib import suppress
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +23,9 @@ from torch import Tensor, nn
 from torchcaps.errors import UserError
 from torchcaps.models import Discriminator, ImageModel
 
-FORMAT = "1"
+FORMAT = "2"
+LAST, PREVIOUS = "last.safetensors", "previous.safetensors"
+Metadata = dict[str, str]
 
 
 @dataclass
@@ -69,42 +77,132 @@ class State:
 _PLAIN = ("epoch", "batch", "step", "seconds", "totals", "history", "best", "data")
 
 
-def save_checkpoint(state: State, path: Path) -> None:
-    """Write a state: to a temporary file, flushed to the disk, then moved into place."""
-    tensors = dict(_flatten(state))
-    plain = {name: getattr(state, name) for name in _PLAIN}
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
+class Damaged(Exception):
+    """A file that is not what was written, in words."""
+
+
+def has_checkpoint(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in (LAST, PREVIOUS))
+
+
+def saved_step(folder: Path) -> int | None:
+    """After how many steps the newest checkpoint was written, by its own word; None if there is none."""
+    for path in (folder / LAST, folder / PREVIOUS):
+        with suppress(SafetensorError, OSError, ValueError, KeyError), safe_open(path, framework="pt") as file:
+            return int(json.loads(file.metadata()["state"])["step"])
+    return None
+
+
+def save_checkpoint(state: State, folder: Path) -> None:
+    """Write a state: to a temporary file, flushed to the disk, then moved into place of the last, which becomes the
+    previous. Should the power fail between two of these, one of them is there."""
+    tensors, text = dict(_flatten(state)), json.dumps({name: getattr(state, name) for name in _PLAIN})
+    if broken := [name for name, tensor in tensors.items() if not tensor.isfinite().all()]:
+        raise UserError(f"{broken[0]} is no number in step {state.step}: it does not replace the last checkpoint")
+    metadata = {"format": FORMAT, "state": text}
+    metadata["checksum"] = checksum(tensors, metadata)
+    aside = folder / f".{LAST}.{os.getpid()}"
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, aside, {"format": FORMAT, "state": json.dumps(plain)})
-        with open(aside, "rb+") as file:
-            os.fsync(file.fileno())
-        os.replace(aside, path)
-    except OSError as error:
-        raise UserError(f"cannot write the checkpoint {path}: {error.strerror or error}") from error
+        save_file(tensors, aside, metadata)
+        _flush(aside)
+        if (folder / LAST).is_file():
+            os.replace(folder / LAST, folder / PREVIOUS)
+        os.replace(aside, folder / LAST)
+        _flush(folder)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"cannot write a checkpoint to {folder}: {reason(error)}") from error
     finally:
         with suppress(OSError):
             aside.unlink(missing_ok=True)
 
 
-def load_checkpoint(state: State, path: Path) -> None:
-    """Fill a state, made from the same recipe, with what was saved."""
+def load_checkpoint(state: State, folder: Path) -> list[str]:
+    """Fill a state, made from the same recipe, with the last that was saved, or if that is damaged the one before.
+
+    returns  what was found damaged, in words; such a file is moved out of the way
+    """
+    damaged: list[str] = []
+    for path in (folder / LAST, folder / PREVIOUS):
+        try:
+            metadata, tensors = _read(path)
+        except FileNotFoundError:
+            continue
+        except Damaged as error:
+            damaged.append(f"{path} {error}")
+            with suppress(OSError):  # where nothing can be written, the next save will say so
+                os.replace(path, path.with_suffix(".damaged"))
+            continue
+        _fill(state, metadata, tensors, path)
+        return damaged
+    if damaged:
+        raise UserError("; ".join(damaged) + ": there is nothing left to resume from, start again")
+    raise UserError(f"{folder / LAST} does not exist: there is nothing to resume")
+
+
+def checksum(tensors: dict[str, Tensor], metadata: Metadata) -> str:
+    """Of every name, type, shape and number, and of what is said about them."""
+    digest = hashlib.blake2b(digest_size=16)
+    for key in sorted(metadata.keys() - {"checksum"}):
+        digest.update(f"{key}={metadata[key]}\n".encode())
+    for name in sorted(tensors):
+        tensor = tensors[name].contiguous()
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def reason(error: BaseException) -> str:
+    """Why something could not be written or read, without what only programmers want to know."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error).splitlines()[0]
+
+
+def _read(path: Path) -> tuple[Metadata, dict[str, Tensor]]:
+    if not path.is_file():
+        raise FileNotFoundError(path)
     try:
         with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
+            metadata = dict(file.metadata() or {})
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-    except FileNotFoundError:
-        raise UserError(f"{path} does not exist: there is nothing to resume") from None
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"the checkpoint {path} cannot be read: {error}") from error
-    if metadata.get("format") != FORMAT:
-        raise UserError(f"{path} is not a checkpoint of this version of torchcaps")
+    except (SafetensorError, OSError, ValueError) as error:
+        raise Damaged(f"cannot be read ({reason(error)})") from error
+    while metadata.get("format") in MIGRATIONS:
+        metadata, tensors = MIGRATIONS[metadata["format"]](metadata, tensors)
+    if metadata.get("checksum") != checksum(tensors, metadata):
+        raise Damaged("is not as it was written (its checksum differs)")
+    if metadata["format"] != FORMAT:
+        raise UserError(f"{path} has format {metadata['format']}, this version reads {FORMAT}: upgrade torchcaps")
+    return metadata, tensors
+
+
+def _from_1(metadata: Metadata, tensors: dict[str, Tensor]) -> tuple[Metadata, dict[str, Tensor]]:
+    """Format 1 had no checksum: what can be read is taken for what was written."""
+    if "state" not in metadata or "checksum" in metadata:
+        raise Damaged("is not as it was written (of no known format)")
+    metadata = {"format": "2", "state": metadata["state"]}
+    return {**metadata, "checksum": checksum(tensors, metadata)}, tensors
+
+
+# From each format but the newest to the next.
+MIGRATIONS: dict[str, Callable[[Metadata, dict[str, Tensor]], tuple[Metadata, dict[str, Tensor]]]] = {"1": _from_1}
+
+
+def _fill(state: State, metadata: Metadata, tensors: dict[str, Tensor], path: Path) -> None:
     try:
         _restore(state, tensors)
     except (RuntimeError, KeyError, ValueError) as error:
         raise UserError(f"the checkpoint {path} is of another model: {str(error).splitlines()[-1].strip()}") from error
     for name, value in json.loads(metadata["state"]).items():
         setattr(state, name, value)
+
+
+def _flush(path: Path) -> None:
+    """Wait until a file, or what a folder lists, is on the disk."""
+    with suppress(OSError) if path.is_dir() else nullcontext():  # some systems do not flush folders
+        place = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(place)
+        finally:
+            os.close(place)
 
 
 def _flatten(state: State) -> list[tuple[str, Tensor]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from functools import partial
@@ -28,6 +27,7 @@ from torchcaps.errors import UserError
 from torchcaps.losses import combine
 from torchcaps.models import ImageModel, PixelModel, SynthesisModel
 from torchcaps.train.checkpoint import State
+from torchcaps.train.divergence import Diverged, Divergence, blame_layer
 from torchcaps.train.recipe import Recipe, TrainSection
 from torchcaps.train.schedule import learning_rate
 from torchcaps.train.segment import Masks, Segment, evaluate_masks
@@ -36,6 +36,7 @@ from torchcaps.train.synthesise import Drawings, Synthesise, duel, evaluate_draw
 from torchcaps.train.tasks import Classify, Task
 
 EVALUATION_BATCH = 256
+CHECK_EVERY = 1.0  # seconds between two looks at whether the loss still is a number: each makes an accelerator wait
 AVERAGE_EVERY = 8  # steps between two updates of the averaged weights: they move too little in one step to matter
 
 
@@ -67,6 +68,8 @@ def train(
     total_steps = settings.epochs * steps_per_epoch
     model, optimizer = fabric.setup(state.model, state.optimizer)
     totals = Totals(fabric.device, task.measure)
+    skips = settings.on_nan == "skip"
+    divergence = Divergence(fabric.device, state.optimizers.values(), state.step, skips)
 
     # With one process Fabric's wrapper adds nothing to the forward pass but what breaks a compiled graph in pieces.
     network = state.model if fabric.world_size == 1 else model
@@ -79,20 +82,34 @@ def train(
         loss = combine(terms, task.weights, task.example_weights(targets))
         return loss, terms, task.correct(output.lengths, targets)
 
-    def step(indices: Tensor, measure: Callable[..., Any] = measure) -> None:
+    def step(
+        indices: Tensor, measure: Callable[..., Any] = measure, look: Callable[..., Any] = divergence.look
+    ) -> None:
         batch = data.take(indices, state.generator)
         optimizer.zero_grad()
         loss, terms, correct = measure(batch)
         fabric.backward(loss)
+        look(loss)
+        divergence.look_at_gradients(state.model.parameters())
         if clip is not None:
             fabric.clip_gradients(model, optimizer, max_norm=clip, error_if_nonfinite=False)
         optimizer.step()
-        totals.add(loss, terms, correct)
+        totals.add(loss, terms, correct, divergence.bad if skips else None)
+
+    def check(order: Tensor) -> int:
+        """How many steps were passed over since this was last asked; an error where the first of them ends the run."""
+        first, passed = divergence.read()
+        if first is not None and not skips:
+            start = (first - 1) % steps_per_epoch * settings.batch_size
+            where = blame_layer(state.model, lambda: loss_of(order[start : start + settings.batch_size]))
+            raise Diverged(f"the loss became nan or infinite in step {first} (epoch {state.epoch + 1}): {where}")
+        return passed
 
     plain: Callable[..., None] = step
-    parts: dict[str, Callable[..., Any]] = {"measure": measure}
+    loss_of: Callable[[Tensor], Tensor] = lambda indices: measure(data.take(indices, state.generator))[0]  # noqa: E731
+    parts: dict[str, Callable[..., Any]] = {"measure": measure, "look": divergence.look}
     if isinstance(task, Synthesise):
-        plain, parts = duel(state, task, data, clip, fabric, optimizer, model, totals)
+        plain, parts, loss_of = duel(state, task, data, clip, fabric, optimizer, model, totals, divergence)
     take_step: Callable[[Tensor], None] = plain
     if settings.fast and data.on_device and fabric.device.type == "cuda":
         quick = partial(plain, **{name: compiled(part) for name, part in parts.items()})
@@ -104,6 +121,7 @@ def train(
             passes = range(state.epoch * settings.repeat, (state.epoch + 1) * settings.repeat)
             order = torch.cat([epoch_order(len(data), settings.seed, number) for number in passes]).to(data.home)
             started = time.perf_counter()
+            next_check, passed_over = started + CHECK_EVERY, 0
             for batch in range(state.batch, steps_per_epoch):
                 for each in state.optimizers.values():
                     set_learning_rate(each, learning_rate(state.step, total_steps, recipe.optim))
@@ -115,15 +133,18 @@ def train(
                     update_average(state.average, state.model, settings.ema, state.step)
                 watcher.step(state, totals)
                 if watcher.stopping():
+                    check(order)  # what diverged must not replace the last good checkpoint
                     state.totals = totals.read()
-                    _check_finite(
-                        state.totals["loss"], state
-                    )  # what diverged must not replace the last good checkpoint
                     state.seconds += time.perf_counter() - started
                     raise Interrupted
+                if time.perf_counter() > next_check:
+                    passed_over += check(order)
+                    next_check = time.perf_counter() + CHECK_EVERY
             means = totals.means("train_")  # waits for the device, so the clock is read after it
             seconds = time.perf_counter() - started
-            _check_finite(means["train_loss"], state)
+            passed_over += check(order)
+            if passed_over == steps_per_epoch:
+                raise Diverged(f"the loss was nan or infinite in every step of epoch {state.epoch + 1}")
             state.epoch, state.batch, state.totals = state.epoch + 1, 0, {}
             state.seconds += seconds
             line = {
@@ -133,6 +154,8 @@ def train(
                 "learning_rate": learning_rate(state.step - 1, total_steps, recipe.optim),
                 "images_per_second": totals.new_examples / seconds,
             }
+            if passed_over:
+                line["passed_over"] = passed_over
             if validation is not None:
                 result = evaluate(state.final, validation, task)
                 line |= {"val_loss": result.loss, f"val_{task.measure}": result.right}
@@ -224,14 +247,17 @@ class Totals:
         for value in (*self._sums.values(), self._examples):
             value.zero_()
 
-    def add(self, loss: Tensor, terms: dict[str, Tensor], correct: Tensor) -> None:
+    def add(self, loss: Tensor, terms: dict[str, Tensor], correct: Tensor, bad: Tensor | None = None) -> None:
+        """bad: 1 where the step was passed over, and nothing of it counts."""
         sums = {"loss": loss.detach() * len(correct), self.measure: correct.sum()}
         sums |= {name: term.detach().sum() for name, term in terms.items()}
+        if bad is not None:
+            sums = {name: torch.where(bad > 0, 0.0, value) for name, value in sums.items()}
         for name, value in sums.items():
             if name not in self._sums:
                 self._sums[name] = torch.zeros((), device=self._device)
             self._sums[name] += value
-        self._examples += len(correct)
+        self._examples += len(correct) if bad is None else len(correct) * (1 - bad)
 
     @property
     def new_examples(self) -> int:
@@ -290,11 +316,3 @@ def update_average(average: ImageModel, model: ImageModel, decay: float, step: i
 
 def _crop_for(model: ImageModel, images: Tensor) -> int:
     return 0 if images.shape[1:] == model.image_shape else model.image_shape[1]
-
-
-def _check_finite(loss: float, state: State) -> None:
-    if not math.isfinite(loss):
-        raise UserError(
-            f"the loss became {loss} in epoch {state.epoch + 1} (by step {state.step}): "
-            "lower optim.lr, set optim.clip=1, or train with --precision fp32"
-        )

@@ -42,8 +42,11 @@ class Muon(torch.optim.AdamW):
     def _turn(self, weight: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         momentum, rate = group["betas"][0], group["lr"]
         state = self.state[weight]
+        bad = getattr(self, "found_inf", None)  # as for the fused AdamW: 1 where a step is to change nothing
         if "mean" not in state:
             state["mean"], state["step"] = torch.zeros_like(weight), torch.zeros(())  # AdamW looks for the latter
+        if bad is not None:
+            gradient = torch.where(bad > 0, state["mean"], gradient)  # the mean stays, and stays a number
         state["mean"].lerp_(gradient, 1 - momentum)
         ahead = gradient.lerp(state["mean"], momentum)
         columns = tuple(axis for axis in range(weight.ndim) if axis not in group["rows"])
@@ -53,6 +56,8 @@ class Muon(torch.optim.AdamW):
         turned = orthogonal(ahead.permute(order).reshape(rows, -1))
         back = sorted(range(weight.ndim), key=order.__getitem__)
         scale = LIKE_ADAM * math.sqrt(max(turned.shape))
+        if bad is not None:
+            rate = rate * (1 - bad)
         weight.mul_(1 - rate * group["weight_decay"])
         weight.sub_(turned.reshape(sides).permute(back) * (rate * scale))
 

@@ -114,6 +114,9 @@ class TrainSection(Section):
     precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 convolutions on CUDA, fp32 elsewhere
     ema: float = Field(0.0, ge=0, lt=1)  # decay of the averaged weights; 0: none
     fast: bool = True  # on CUDA, record the step as a CUDA graph
+    save_every: float = Field(15.0, ge=0)  # seconds between two checkpoints at least
+    on_nan: Literal["stop", "skip"] = "stop"  # a loss that is no number ends the run, or its step is passed over
+    deterministic: bool = False  # on CUDA, the same numbers in every run, at some cost in speed
     read_test: bool = True  # no: the test set stays unread, while settings are still being chosen
     select: Literal["last", "best"] = "last"  # the weights that are kept: the last, or the best on validation
 

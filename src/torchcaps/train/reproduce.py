@@ -30,6 +30,7 @@ from rich.console import Console
 
 from torchcaps.errors import UserError
 from torchcaps.models import load
+from torchcaps.train.checkpoint import has_checkpoint
 from torchcaps.train.evaluate import evaluate_model, evaluate_together
 from torchcaps.train.recipe import ClaimSection, Recipe, list_recipes, load_recipe
 
@@ -85,7 +86,7 @@ class Job(NamedTuple):
 
     def command(self, device: str) -> list[str]:
         train = [sys.executable, "-m", "torchcaps", "train", "--device", device]
-        if (self.folder / "checkpoints" / "last.safetensors").is_file():
+        if has_checkpoint(self.folder / "checkpoints"):
             return [*train, "--resume", str(self.folder)]
         if self.folder.exists():  # it was stopped before its first checkpoint
             shutil.rmtree(self.folder)

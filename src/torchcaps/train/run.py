@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -16,17 +17,20 @@ from torchcaps.data import Dataset, Segments, Splits, epoch_size, load_data, num
 from torchcaps.errors import UserError
 from torchcaps.models import ImageModel, load, save
 from torchcaps.train import engine
-from torchcaps.train.checkpoint import State, load_checkpoint, save_checkpoint
+from torchcaps.train.checkpoint import State, load_checkpoint, reason, save_checkpoint
+from torchcaps.train.divergence import ADVICE, Diverged
 from torchcaps.train.drawing_report import write_drawing_report
 from torchcaps.train.evaluate import evaluate_model
+from torchcaps.train.guard import alone, enough_memory, kept, writing
 from torchcaps.train.likeness import ssim
-from torchcaps.train.machine import machine
+from torchcaps.train.machine import commit, machine, versions
 from torchcaps.train.mask_report import write_mask_report
 from torchcaps.train.recipe import Recipe, load_recipe
 from torchcaps.train.report import write_report, write_whole
 from torchcaps.train.scores import Scores, as_csv, score
 from torchcaps.train.segment import Masks, Segment
 from torchcaps.train.setup import make_state, seeded
+from torchcaps.train.step import repeatable
 from torchcaps.train.synthesise import Drawings, Synthesise
 from torchcaps.train.tasks import Task
 from torchcaps.train.watch import RunWatcher
@@ -54,8 +58,16 @@ def resume_run(
 
 
 def _run(recipe: Recipe, folder: Path, device: str, console: Console, resume: bool) -> Path:
+    with ExitStack() as locked:
+        if resume:
+            locked.enter_context(alone(folder))
+        return _train(recipe, folder, device, console, resume, locked)
+
+
+def _train(recipe: Recipe, folder: Path, device: str, console: Console, resume: bool, locked: ExitStack) -> Path:
     started = datetime.now().astimezone()
     fabric = engine.make_fabric(device, recipe.train.precision)
+    locked.enter_context(repeatable(recipe.train.deterministic))
     splits = load_data(**recipe.data.model_dump())
     if recipe.train.stop_at is not None and splits.validation is None:
         raise UserError("train.stop_at is for validation images: hold some out with data.validation")
@@ -65,36 +77,45 @@ def _run(recipe: Recipe, folder: Path, device: str, console: Console, resume: bo
         state, task = make_state(recipe, splits.train, fabric.device)
         if fabric.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(fabric.device)
-        last = folder / "checkpoints" / "last.safetensors"
         state.data = splits.fingerprint()
         if resume:
-            load_checkpoint(state, last)
-            if state.data != splits.fingerprint():
-                raise UserError(
-                    f"the data of {folder} has changed since it began: its test images may have been trained on"
-                )
+            _load(state, folder, splits, console)
             if engine.finished(state, recipe.train, task.measure) and (folder / "summary.json").is_file():
                 more = "add more with --epochs" if state.epoch >= recipe.train.epochs else "it reached train.stop_at"
                 raise UserError(f"{folder} has finished its {state.epoch} epochs: {more}")
-        _prepare_folder(folder, recipe)
+        if not resume:  # what is wrong with recipe or data has been said by now, and nothing was left behind
+            _make_folder(folder)
+            locked.enter_context(alone(folder))
+        _write_recipe(folder, recipe)
         (folder / "summary.json").unlink(missing_ok=True)  # of the run before it was extended
         _announce(recipe, splits, state.model, fabric.device, console)
         examples = epoch_size(splits.train, recipe.augment.crop) * recipe.train.repeat
         steps = num_batches(examples, recipe.train.batch_size)
-        watcher = RunWatcher(folder, recipe.train.epochs, steps, console, task.measure)
+        watcher = RunWatcher(folder, recipe.train, steps, console, task.measure)
         try:
-            with watcher.watching(state):
+            with watcher.watching(state), enough_memory(recipe):
                 engine.train(state, splits.train, splits.validation, task, recipe, fabric, watcher)
+        except Diverged as error:
+            raise UserError(f"{error}. {kept(folder)}; {ADVICE}") from error
         except engine.Interrupted:
-            save_checkpoint(state, last)
+            with writing(folder):
+                save_checkpoint(state, folder / "checkpoints")
             console.print(
                 f"\nstopped after step {state.step}; go on with:  torchcaps train --resume {folder}",
                 markup=False,
                 soft_wrap=True,
             )
             raise
-    _finish(folder, recipe, splits, state, task, started, resume, _peak_memory(fabric.device), console)
+    with writing(folder):
+        _finish(folder, recipe, splits, state, task, started, resume, _peak_memory(fabric.device), console)
     return folder
+
+
+def _load(state: State, folder: Path, splits: Splits[Any], console: Console) -> None:
+    for damaged in load_checkpoint(state, folder / "checkpoints"):
+        console.print(f"{damaged}; going on from the one before, step {state.step}", style="yellow", soft_wrap=True)
+    if state.data != splits.fingerprint():
+        raise UserError(f"the data of {folder} has changed since it began: its test images may have been trained on")
 
 
 def _peak_memory(device: torch.device) -> int | None:
@@ -102,14 +123,16 @@ def _peak_memory(device: torch.device) -> int | None:
     return round(torch.cuda.max_memory_allocated(device) / 2**20) if device.type == "cuda" else None
 
 
-def _prepare_folder(folder: Path, recipe: Recipe) -> None:
+def _make_folder(folder: Path) -> None:
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "recipe.yaml").write_text(recipe.to_yaml(), encoding="utf-8")
+        (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(
-            f"cannot write to {folder}: {error.strerror or error}; choose another folder with --out"
-        ) from error
+        raise UserError(f"cannot write to {folder}: {reason(error)}; choose another folder with --out") from error
+
+
+def _write_recipe(folder: Path, recipe: Recipe) -> None:
+    with writing(folder):
+        write_whole(folder / "recipe.yaml", recipe.to_yaml())
 
 
 def _announce(recipe: Recipe, splits: Splits[Any], model: ImageModel, device: torch.device, console: Console) -> None:
@@ -164,6 +187,9 @@ def _finish(
         "parameters": model.parameter_count(),
         "device": str(model.device),
         "machine": machine(model.device),
+        "versions": versions(),
+        "commit": commit(),
+        "data_checksum": state.data,
         "epochs": state.epoch,
         "steps": state.step,
         "train_n": len(splits.train),

@@ -6,7 +6,6 @@ python -m torchcaps.train.ship RUN NAME SHELF [--no-decoder]
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from torchcaps.models import ImageModel, SynthesisModel, load
 from torchcaps.models.files import write_model
 from torchcaps.train.evaluate import evaluate_model
 from torchcaps.train.judge import judge
+from torchcaps.train.machine import commit
 
 CARD = """# {name}
 
@@ -60,7 +60,7 @@ def ship(run: Path, name: str, shelf: Path, decoder: bool = True) -> dict[str, A
         "name": name,
         "parameters": model.parameter_count(),
         "without": "" if decoder else ", without the decoder that it was trained with",
-        "commit": _commit(),
+        "commit": commit() or "unknown",
         "megabytes": (folder / "model.safetensors").stat().st_size / 1e6,
     }
     if "error" in figures:
@@ -86,14 +86,6 @@ def _judged(model: SynthesisModel) -> dict[str, Any]:
     drawn, real = result["trained"]["model"], result["trained"]["real"]
     names = {"dice": drawn["mean"], "std": drawn["std"], "seeds": drawn["n"], "real": real["mean"]}
     return {**names, "n": result["test_n"], "data": result["data"]}
-
-
-def _commit() -> str:
-    try:
-        asked = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
-        return asked.stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -108,11 +109,27 @@ def _first_line(error: Exception) -> str:
 
 
 @contextmanager
+def repeatable(asked: bool) -> Iterator[None]:
+    """If asked for, for as long as the block runs: operations whose sums do not depend on which thread is first."""
+    if not asked:
+        yield
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS looks at it when it is first used
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+
+
+@contextmanager
 def tuned(device: torch.device, tensor_cores: bool) -> Iterator[None]:
     """On CUDA, for as long as the block runs: try out convolution algorithms, and let float32 products use TF32."""
     before = torch.get_float32_matmul_precision(), torch.backends.cudnn.benchmark
     if device.type == "cuda":
-        torch.backends.cudnn.benchmark = True
+        # The quickest algorithm may be another one in the next run, and round otherwise.
+        torch.backends.cudnn.benchmark = not torch.are_deterministic_algorithms_enabled()
         if tensor_cores:
             torch.set_float32_matmul_precision("high")
     try:

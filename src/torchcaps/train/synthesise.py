@@ -17,6 +17,7 @@ from torchcaps.losses import combine
 from torchcaps.models import Output, SynthesisModel
 from torchcaps.models.synthesis import draw_masks
 from torchcaps.train.checkpoint import State
+from torchcaps.train.divergence import Divergence
 from torchcaps.train.recipe import LossSection
 
 if TYPE_CHECKING:
@@ -89,8 +90,10 @@ def duel(
     optimizer: Any,
     model: nn.Module,
     totals: Totals,
-) -> tuple[Callable[..., None], dict[str, Callable[..., Any]]]:
-    """A step of both networks, and the parts of it that may be compiled; it works in place, so it can be recorded.
+    divergence: Divergence,
+) -> tuple[Callable[..., None], dict[str, Callable[..., Any]], Callable[[Tensor], Tensor]]:
+    """A step of both networks, the parts of it that may be compiled, and the generator's loss on a batch. The step
+    works in place, so it can be recorded.
 
     First the discriminator learns to tell the batch from what the generator draws of its label maps, then the generator
     to be taken for real by the discriminator as it now is. The image is drawn once.
@@ -130,6 +133,8 @@ def duel(
         critic_optimizer.zero_grad()
         blamed = blame(masks, images, drawn.detach())
         fabric.backward(blamed.mean())
+        divergence.look(blamed)
+        divergence.look_at_gradients(rival.parameters())
         if clip is not None:
             fabric.clip_gradients(critic, critic_optimizer, max_norm=clip, error_if_nonfinite=False)
         critic_optimizer.step()
@@ -138,12 +143,19 @@ def duel(
         optimizer.zero_grad()
         loss, terms, correct = please(masks, images, drawn)
         fabric.backward(loss)
+        divergence.look(loss, again=True)
+        divergence.look_at_gradients(generator.parameters())
         if clip is not None:
             fabric.clip_gradients(model, optimizer, max_norm=clip, error_if_nonfinite=False)
         optimizer.step()
-        totals.add(loss, {**terms, "discriminator": blamed}, correct)
+        totals.add(loss, {**terms, "discriminator": blamed}, correct, divergence.bad if divergence.skips else None)
 
-    return step, {"draw": draw, "blame": blame, "please": please}
+    def loss_of(indices: Tensor) -> Tensor:
+        images, masks = data.take(indices, state.generator)[:2]
+        noise = torch.randn(len(masks), generator.z, generator=state.generator, device=masks.device)
+        return please(masks, images, draw(masks, noise))[0]
+
+    return step, {"draw": draw, "blame": blame, "please": please}, loss_of
 
 
 class Drawings(NamedTuple):

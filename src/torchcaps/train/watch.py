@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -17,9 +17,10 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torchcaps.models.files import write_model
 from torchcaps.train.checkpoint import State, save_checkpoint
 from torchcaps.train.engine import Totals
+from torchcaps.train.guard import writing
+from torchcaps.train.recipe import TrainSection
 
 REFRESH = 0.5  # seconds between two looks at the metrics: each makes an accelerator wait
-SAVE_EVERY = 15.0  # seconds between two checkpoints at least: epochs on a GPU may take less than writing one does
 
 
 class Quiet:
@@ -38,13 +39,14 @@ class RunWatcher:
 
     metrics.jsonl                  one line for each epoch
     tensorboard/                   the same as curves
-    checkpoints/last.safetensors   the state after the last epoch, after one every SAVE_EVERY seconds, and when the
-                                   run was interrupted
+    checkpoints/last.safetensors   the state after the last epoch, after one every `save_every` seconds, and when the
+                                   run was interrupted; previous.safetensors, the one before
     checkpoints/best/              the model that was best on validation
     """
 
-    def __init__(self, folder: Path, epochs: int, steps_per_epoch: int, console: Console, measure: str = "accuracy"):
-        self.folder, self.epochs, self.console, self.measure = folder, epochs, console, measure
+    def __init__(self, folder: Path, recipe: TrainSection, steps_per_epoch: int, console: Console, measure: str):
+        self.folder, self.epochs, self.console, self.measure = folder, recipe.epochs, console, measure
+        self._save_every = recipe.save_every  # epochs on a GPU may take less than writing a checkpoint does
         self._steps = steps_per_epoch
         self._stop = False
         self._next_look = self._next_save = 0.0
@@ -83,9 +85,11 @@ class RunWatcher:
         with self._signals(), self._progress:
             try:
                 yield
-                self._save(state)
+                with writing(self.folder):
+                    self._save(state)
             finally:
-                self._board.close()
+                with suppress(OSError):  # its curves are in metrics.jsonl as well
+                    self._board.close()
 
     def step(self, state: State, totals: Totals) -> None:
         now = time.perf_counter()
@@ -104,6 +108,18 @@ class RunWatcher:
         )
 
     def epoch(self, state: State, line: dict[str, float]) -> None:
+        with writing(self.folder):
+            self._write_epoch(state, line)
+        right = line.get(f"val_{self.measure}")
+        seen = "" if right is None else f"  val {right:.2%}"
+        passed = f"  {line['passed_over']:.0f} steps passed over" if "passed_over" in line else ""
+        self.console.print(
+            f"epoch {int(line['epoch']):>3}/{self.epochs}  loss {line['train_loss']:.4f}  "
+            f"train {line[f'train_{self.measure}']:.2%}{seen}  {line['images_per_second']:,.0f} img/s{passed}",
+            highlight=False,
+        )
+
+    def _write_epoch(self, state: State, line: dict[str, float]) -> None:
         with open(self.folder / "metrics.jsonl", "a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
         for name, value in line.items():
@@ -117,20 +133,14 @@ class RunWatcher:
             write_model(state.final, best)
         if time.perf_counter() >= self._next_save:
             self._save(state)
-        seen = "" if right is None else f"  val {right:.2%}"
-        self.console.print(
-            f"epoch {int(line['epoch']):>3}/{self.epochs}  loss {line['train_loss']:.4f}  "
-            f"train {line[f'train_{self.measure}']:.2%}{seen}  {line['images_per_second']:,.0f} img/s",
-            highlight=False,
-        )
 
     def stopping(self) -> bool:
         return self._stop
 
     def _save(self, state: State) -> None:
         if self._saved != state.step:
-            save_checkpoint(state, self.folder / "checkpoints" / "last.safetensors")
-        self._saved, self._next_save = state.step, time.perf_counter() + SAVE_EVERY
+            save_checkpoint(state, self.folder / "checkpoints")
+        self._saved, self._next_save = state.step, time.perf_counter() + self._save_every
 
     def _write_history(self, state: State) -> None:
         # What an interrupted run had written after its last checkpoint is not part of the run that goes on.

@@ -1,0 +1,73 @@
+"""A run once more, and whether it comes out the same, number by number."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.console import Console
+from safetensors.torch import load_file
+
+from torchcaps.errors import UserError
+from torchcaps.models.files import WEIGHTS
+from torchcaps.train.checkpoint import checksum
+from torchcaps.train.recipe import load_recipe
+from torchcaps.train.run import start_run
+
+TIMES = ("images_per_second",)  # of a line of metrics.jsonl: these differ every time
+ABOUT = ("machine", "versions", "commit", "data_checksum")  # what a difference may come from
+
+
+class Difference(NamedTuple):
+    what: str
+    before: Any
+    now: Any
+
+
+def rerun(run: Path, *, out: Path | None = None, device: str | None = None, console: Console | None = None) -> Path:
+    """Train a finished run's recipe again, on the same kind of device unless told otherwise; returns the new folder."""
+    before = _summary(run)
+    folder = out or run.with_name(f"{run.name}-again-{datetime.now():%Y%m%d-%H%M%S}")
+    recipe = load_recipe(str(run / "recipe.yaml"))
+    return start_run(recipe, out=folder, device=device or before["device"].partition(":")[0], console=console)
+
+
+def compare_runs(before: Path, now: Path) -> tuple[list[Difference], list[Difference]]:
+    """What came out differently, and what about the two runs could explain it.
+
+    The first: the first line of the history that differs, test and validation figures, and the weights.
+    """
+    then, again = _summary(before), _summary(now)
+    found = _history(before, now)
+    keys = [key for key in then if key.startswith(("test_", "val_")) and key in again]
+    found += [Difference(key, then[key], again[key]) for key in keys if then[key] != again[key]]
+    weights = [_weights(folder) for folder in (before, now)]
+    found += [Difference("weights (checksum)", *weights)] if weights[0] != weights[1] else []
+    about = [Difference(key, then.get(key), again.get(key)) for key in ABOUT if then.get(key) != again.get(key)]
+    return found, about
+
+
+def _history(before: Path, now: Path) -> list[Difference]:
+    lines = [_lines(folder) for folder in (before, now)]
+    for first, second in zip(*lines):
+        for key in first:
+            if key not in TIMES and first[key] != second.get(key):
+                return [Difference(f"{key} of epoch {first['epoch']}", first[key], second.get(key))]
+    return [] if len(lines[0]) == len(lines[1]) else [Difference("epochs", len(lines[0]), len(lines[1]))]
+
+
+def _lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def _weights(folder: Path) -> str:
+    return checksum(load_file(folder / "model" / WEIGHTS), {})
+
+
+def _summary(folder: Path) -> dict[str, Any]:
+    try:
+        return json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{folder} is no finished run: it has no summary.json that can be read") from error

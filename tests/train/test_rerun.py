@@ -1,0 +1,66 @@
+"""A run once more: the same numbers, and a difference is found and explained."""
+
+import json
+
+import pytest
+import torch
+
+from torchcaps.errors import UserError
+from torchcaps.train.machine import commit, versions
+from torchcaps.train.recipe import load_recipe
+from torchcaps.train.rerun import compare_runs, rerun
+from torchcaps.train.run import start_run
+from torchcaps.train.step import repeatable
+
+TINY = [
+    *("data.image_size=12", "data.limit=80", "data.validation=20", "data.test=20", "model.channels=2", "model.types=2"),
+    *("model.hidden=[4]", "train.batch_size=16", "train.epochs=2", "train.deterministic=yes"),
+]
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory):
+    return start_run(load_recipe("digits", TINY), out=tmp_path_factory.mktemp("runs") / "run", device="cpu")
+
+
+def test_the_same_recipe_gives_the_same_numbers_on_a_cpu(first, tmp_path):
+    again = rerun(first, out=tmp_path / "again")
+    assert compare_runs(first, again) == ([], [])
+
+
+def test_another_seed_does_not_and_that_is_seen_everywhere(first, tmp_path):
+    other = start_run(load_recipe("digits", [*TINY, "train.seed=1"]), out=tmp_path / "other", device="cpu")
+    found, about = compare_runs(first, other)
+    assert found[0].what == "train_loss of epoch 1"
+    assert "weights (checksum)" in [each.what for each in found]
+    assert about == []
+
+
+def test_what_differs_about_two_runs_is_told(first, tmp_path):
+    again = rerun(first, out=tmp_path / "again")
+    summary = json.loads((again / "summary.json").read_text())
+    (again / "summary.json").write_text(json.dumps(summary | {"machine": "another"}))
+    (again / "metrics.jsonl").write_text((again / "metrics.jsonl").read_text().splitlines()[0] + "\n")
+    found, about = compare_runs(first, again)
+    assert [each.what for each in found] == ["epochs"]
+    assert [(each.what, each.now) for each in about] == [("machine", "another")]
+
+
+def test_a_run_that_has_not_finished_is_refused(tmp_path):
+    with pytest.raises(UserError, match="no finished run"):
+        rerun(tmp_path)
+
+
+def test_a_summary_says_what_its_figures_depend_on(first):
+    summary = json.loads((first / "summary.json").read_text())
+    assert summary["versions"] == versions()
+    assert torch.__version__.startswith(summary["versions"]["torch"].partition("+")[0])
+    assert summary["commit"] == commit()
+    assert len(summary["data_checksum"]) >= 16
+
+
+def test_repeatable_is_asked_for_and_given_back():
+    for asked in (True, False):
+        with repeatable(asked):
+            assert torch.are_deterministic_algorithms_enabled() == asked
+        assert not torch.are_deterministic_algorithms_enabled()
