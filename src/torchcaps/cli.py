@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import warnings
 from pathlib import Path
@@ -64,6 +65,8 @@ def train(
     precision: Annotated[str | None, typer.Option(help="auto, fp32 or bf16.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the training images.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of weights, order and augmentation.")] = None,
+    devices: Annotated[int, typer.Option(help="Train on so many devices of this machine, a process each.", min=1)] = 1,
+    nodes: Annotated[int, typer.Option(help="And on so many machines; see docs/trust.md.", min=1)] = 1,
     fast: Annotated[bool, typer.Option(help="On CUDA, record the training step as a CUDA graph.")] = True,
     on_nan: Annotated[
         str | None, typer.Option("--on-nan", help="If a loss is no number: stop, or skip its step and go on.")
@@ -87,13 +90,13 @@ def train(
         if resume is None:
             usual = {None: "digits", "pairs": "segcaps", "axons": "segcaps", "isbi2012": "isbi"}.get(source, "folder")
             chosen = load_recipe(recipe or usual, overrides)
-            start_run(chosen, out=out_, device=device, console=out)
+            start_run(chosen, out=out_, device=device, devices=devices, nodes=nodes, console=out)
         elif recipe or data or out_:
             raise UserError(
                 "--resume takes its recipe, data and folder from the run: leave RECIPE, --data and --out away"
             )
         else:
-            resume_run(resume, overrides, device=device, console=out)
+            resume_run(resume, overrides, device=device, devices=devices, nodes=nodes, console=out)
     except Interrupted:
         raise typer.Exit(130) from None
 
@@ -513,6 +516,7 @@ def main() -> NoReturn:
     """Run the command line; a user's mistake ends in one message and exit code 2."""
     debug = "--debug" in sys.argv
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
+    err.quiet = os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) != "0"  # of several processes one speaks
     warnings.showwarning = lambda message, *rest, **more: err.print(f"note: {message}", markup=False, soft_wrap=True)
     try:
         app(arguments, prog_name="torchcaps")

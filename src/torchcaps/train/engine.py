@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol, overload
 
 import torch
 from lightning_fabric import Fabric
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from torchcaps.data import (
@@ -34,6 +34,7 @@ from torchcaps.train.segment import Masks, Segment, evaluate_masks
 from torchcaps.train.step import Recorded, compiled, tuned
 from torchcaps.train.synthesise import Drawings, Synthesise, duel, evaluate_drawings
 from torchcaps.train.tasks import Classify, Task
+from torchcaps.train.team import Team, asked_by_torchrun
 
 EVALUATION_BATCH = 256
 CHECK_EVERY = 1.0  # seconds between two looks at whether the loss still is a number: each makes an accelerator wait
@@ -67,14 +68,14 @@ def train(
     steps_per_epoch = num_batches(len(data) * settings.repeat, settings.batch_size)
     total_steps = settings.epochs * steps_per_epoch
     model, optimizer = fabric.setup(state.model, state.optimizer)
-    totals = Totals(fabric.device, task.measure)
+    team, totals = Team(fabric), Totals(fabric.device, task.measure)
     skips = settings.on_nan == "skip"
     divergence = Divergence(fabric.device, state.optimizers.values(), state.step, skips)
 
     # With one process Fabric's wrapper adds nothing to the forward pass but what breaks a compiled graph in pieces.
-    network = state.model if fabric.world_size == 1 else model
+    network = state.model if team.size == 1 else model
 
-    def measure(batch: Batch) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+    def measure(batch: Batch, network: nn.Module = network) -> tuple[Tensor, dict[str, Tensor], Tensor]:
         images, targets, parts, labels = batch
         with fabric.autocast():
             output = network(images, targets) if labels is None else network(images, targets, each=labels)
@@ -85,16 +86,18 @@ def train(
     def step(
         indices: Tensor, measure: Callable[..., Any] = measure, look: Callable[..., Any] = divergence.look
     ) -> None:
-        batch = data.take(indices, state.generator)
+        part = team.part(data.take(indices, state.generator))
         optimizer.zero_grad()
-        loss, terms, correct = measure(batch)
-        fabric.backward(loss)
+        loss, terms, correct = measure(Batch(*part.values))
+        fabric.backward(loss if team.size == 1 else loss * part.weight)
         look(loss)
         divergence.look_at_gradients(state.model.parameters())
+        team.agree(divergence.bad)
         if clip is not None:
             fabric.clip_gradients(model, optimizer, max_norm=clip, error_if_nonfinite=False)
         optimizer.step()
-        totals.add(loss, terms, correct, divergence.bad if skips else None)
+        if part.counted:
+            totals.add(loss, terms, correct, divergence.bad if skips else None)
 
     def check(order: Tensor) -> int:
         """How many steps were passed over since this was last asked; an error where the first of them ends the run."""
@@ -106,18 +109,20 @@ def train(
         return passed
 
     plain: Callable[..., None] = step
-    loss_of: Callable[[Tensor], Tensor] = lambda indices: measure(data.take(indices, state.generator))[0]  # noqa: E731
+    loss_of: Callable[[Tensor], Tensor] = lambda indices: measure(  # noqa: E731
+        data.take(indices, state.generator), state.model
+    )[0]
     parts: dict[str, Callable[..., Any]] = {"measure": measure, "look": divergence.look}
     if isinstance(task, Synthesise):
-        plain, parts, loss_of = duel(state, task, data, clip, fabric, optimizer, model, totals, divergence)
+        plain, parts, loss_of = duel(state, task, data, clip, team, optimizer, model, totals, divergence)
     take_step: Callable[[Tensor], None] = plain
-    if settings.fast and data.on_device and fabric.device.type == "cuda":
+    if settings.fast and data.on_device and fabric.device.type == "cuda" and team.size == 1:
         quick = partial(plain, **{name: compiled(part) for name, part in parts.items()})
         take_step = Recorded(quick, plain, settings.batch_size, state.generator)
     with tuned(fabric.device, tensor_cores=settings.precision != "fp32"):
         while not finished(state, settings, task.measure):
             model.train()
-            totals.start(state.totals)
+            totals.start(state.totals if team.first else {})  # those are of all processes together
             passes = range(state.epoch * settings.repeat, (state.epoch + 1) * settings.repeat)
             order = torch.cat([epoch_order(len(data), settings.seed, number) for number in passes]).to(data.home)
             started = time.perf_counter()
@@ -132,15 +137,15 @@ def train(
                 if state.average is not None:
                     update_average(state.average, state.model, settings.ema, state.step)
                 watcher.step(state, totals)
-                if watcher.stopping():
+                if team.any(watcher.stopping(), state.step):
                     check(order)  # what diverged must not replace the last good checkpoint
-                    state.totals = totals.read()
+                    state.totals = totals.read(team)
                     state.seconds += time.perf_counter() - started
                     raise Interrupted
                 if time.perf_counter() > next_check:
                     passed_over += check(order)
                     next_check = time.perf_counter() + CHECK_EVERY
-            means = totals.means("train_")  # waits for the device, so the clock is read after it
+            means = totals.means("train_", team)  # waits for the device, so the clock is read after it
             seconds = time.perf_counter() - started
             passed_over += check(order)
             if passed_over == steps_per_epoch:
@@ -152,15 +157,19 @@ def train(
                 "step": state.step,
                 **means,
                 "learning_rate": learning_rate(state.step - 1, total_steps, recipe.optim),
-                "images_per_second": totals.new_examples / seconds,
+                "images_per_second": team.sum([totals.new_examples])[0] / seconds,
             }
             if passed_over:
                 line["passed_over"] = passed_over
             if validation is not None:
-                result = evaluate(state.final, validation, task)
-                line |= {"val_loss": result.loss, f"val_{task.measure}": result.right}
+                line |= team.first_says(partial(_validate, state.final, validation, task))
             state.history.append(line)
             watcher.epoch(state, line)
+
+
+def _validate(model: ImageModel, data: Dataset | Segments, task: Task) -> dict[str, float]:
+    result = evaluate(model, data, task)
+    return {"val_loss": result.loss, f"val_{task.measure}": result.right}
 
 
 def finished(state: State, settings: TrainSection, measure: str) -> bool:
@@ -263,18 +272,22 @@ class Totals:
     def new_examples(self) -> int:
         return int(self._examples)
 
-    def read(self) -> dict[str, float]:
+    def read(self, team: Team | None = None) -> dict[str, float]:
+        """The sums so far: of this process, or of all."""
         sums = {name: self._before.get(name, 0.0) + float(value) for name, value in self._sums.items()}
-        return {**self._before, **sums, "examples": self._before.get("examples", 0) + self.new_examples}
+        sums |= {"examples": self._before.get("examples", 0) + self.new_examples}
+        sums = {**self._before, **sums}
+        return sums if team is None else dict(zip(sums, team.sum(list(sums.values()))))
 
-    def means(self, prefix: str = "") -> dict[str, float]:
-        sums = self.read()
+    def means(self, prefix: str = "", team: Team | None = None) -> dict[str, float]:
+        sums = self.read(team)
         examples = max(1, sums.pop("examples"))
         return {prefix + name: value / examples for name, value in sums.items()}
 
 
-def make_fabric(device: str, precision: str) -> Fabric:
-    """One device: "auto", "cpu", "cuda" or "mps"; precision "auto" is bf16 convolutions on CUDA, fp32 elsewhere."""
+def make_fabric(device: str, precision: str, devices: int = 1, nodes: int = 1) -> Fabric:
+    """A kind of device: "auto", "cpu", "cuda" or "mps", and how many of them on how many machines; precision "auto" is
+    bf16 convolutions on CUDA, fp32 elsewhere."""
     kinds = {"auto": True, "cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     kind = "cuda" if device == "gpu" else device
     if kind not in kinds:
@@ -284,7 +297,21 @@ def make_fabric(device: str, precision: str) -> Fabric:
     if kind == "auto":
         kind = next(name for name in ("cuda", "mps", "cpu") if kinds[name])
     mixed = precision == "bf16" or (precision == "auto" and kind == "cuda")
-    return Fabric(accelerator=kind, devices=1, precision="bf16-mixed" if mixed else "32-true")
+    asked = asked_by_torchrun()
+    if asked is not None and devices == nodes == 1:
+        devices, nodes = asked
+    if kind == "mps" and devices * nodes > 1:
+        raise UserError("--devices: of this kind there is one; leave it out")
+    if kind == "cuda" and devices > torch.cuda.device_count():
+        raise UserError(f"--devices {devices}: this machine has {torch.cuda.device_count()}")
+    strategy = "ddp" if devices * nodes > 1 else "auto"
+    return Fabric(
+        accelerator=kind,
+        devices=devices,
+        num_nodes=nodes,
+        strategy=strategy,
+        precision="bf16-mixed" if mixed else "32-true",
+    )
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

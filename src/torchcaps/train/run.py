@@ -33,89 +33,133 @@ from torchcaps.train.setup import make_state, seeded
 from torchcaps.train.step import repeatable
 from torchcaps.train.synthesise import Drawings, Synthesise
 from torchcaps.train.tasks import Task
-from torchcaps.train.watch import RunWatcher
+from torchcaps.train.team import Team
+from torchcaps.train.watch import Follower, RunWatcher
 
 
-def start_run(recipe: Recipe, *, out: Path | None = None, device: str = "auto", console: Console | None = None) -> Path:
-    """Train a recipe in a new folder, `runs/<recipe>-<time>` unless `out` names one; returns it."""
-    folder = out or Path("runs") / f"{recipe.name}-{datetime.now():%Y%m%d-%H%M%S}"
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder} already exists and is not empty: give another --out, or --resume {folder}")
-    return _run(recipe, folder, device, console or Console(quiet=True), resume=False)
+def start_run(
+    recipe: Recipe,
+    *,
+    out: Path | None = None,
+    device: str = "auto",
+    devices: int = 1,
+    nodes: int = 1,
+    console: Console | None = None,
+) -> Path:
+    """Train a recipe in a new folder, `runs/<recipe>-<time>` unless `out` names one; returns it.
+
+    devices, nodes  processes on each machine, one a device, and machines; under torchrun they are what it started
+    """
+    team = _meet(recipe, device, devices, nodes)
+    return _run(recipe, team.first_says(lambda: _new_folder(recipe, out)), team, console, resume=False)
 
 
 def resume_run(
-    folder: Path, overrides: list[str] | tuple[str, ...] = (), *, device: str = "auto", console: Console | None = None
+    folder: Path,
+    overrides: list[str] | tuple[str, ...] = (),
+    *,
+    device: str = "auto",
+    devices: int = 1,
+    nodes: int = 1,
+    console: Console | None = None,
 ) -> Path:
-    """Go on with an interrupted run, exactly where it was."""
+    """Go on with an interrupted run, exactly where it was; on another number of processes but for the order of sums."""
     if not (folder / "recipe.yaml").is_file():
         raise UserError(f"{folder} is not a run: it has no recipe.yaml; give the folder that `torchcaps train` named")
     for override in overrides:
         if override.startswith(("data.", "augment.crop=", "train.batch_size=", "train.seed=", "train.repeat=")):
             raise UserError(f"--resume: {override.partition('=')[0]} is fixed by the run; start a new run to change it")
     recipe = load_recipe(str(folder / "recipe.yaml"), overrides)
-    return _run(recipe, folder, device, console or Console(quiet=True), resume=True)
+    return _run(recipe, folder, _meet(recipe, device, devices, nodes), console, resume=True)
 
 
-def _run(recipe: Recipe, folder: Path, device: str, console: Console, resume: bool) -> Path:
-    with ExitStack() as locked:
+def _meet(recipe: Recipe, device: str, devices: int, nodes: int) -> Team:
+    """All processes of the run; those that nobody has started yet are started."""
+    fabric = engine.make_fabric(device, recipe.train.precision, devices, nodes)
+    fabric.launch()
+    return Team(fabric)
+
+
+def _new_folder(recipe: Recipe, out: Path | None) -> Path:
+    folder = out or Path("runs") / f"{recipe.name}-{datetime.now():%Y%m%d-%H%M%S}"
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder} already exists and is not empty: give another --out, or --resume {folder}")
+    return folder
+
+
+def _run(recipe: Recipe, folder: Path, team: Team, console: Console | None, resume: bool) -> Path:
+    console = console if console is not None and team.first else Console(quiet=True)
+    with ExitStack() as locked, team.together():
+        locked.enter_context(repeatable(recipe.train.deterministic))
         if resume:
-            locked.enter_context(alone(folder))
-        return _train(recipe, folder, device, console, resume, locked)
+            team.first_says(lambda: locked.enter_context(alone(folder)))
+        return _train(recipe, folder, team, console, resume, locked)
 
 
-def _train(recipe: Recipe, folder: Path, device: str, console: Console, resume: bool, locked: ExitStack) -> Path:
-    started = datetime.now().astimezone()
-    fabric = engine.make_fabric(device, recipe.train.precision)
-    locked.enter_context(repeatable(recipe.train.deterministic))
+def _train(recipe: Recipe, folder: Path, team: Team, console: Console, resume: bool, locked: ExitStack) -> Path:
+    started, device = datetime.now().astimezone(), team.fabric.device
     splits = load_data(**recipe.data.model_dump())
     if recipe.train.stop_at is not None and splits.validation is None:
         raise UserError("train.stop_at is for validation images: hold some out with data.validation")
     if recipe.also and isinstance(splits.train, Segments):
         raise UserError(f"also: {', '.join(recipe.also)} have classes, and this recipe learns masks; leave it out")
-    with seeded(recipe.train.seed, fabric.device):
-        state, task = make_state(recipe, splits.train, fabric.device)
-        if fabric.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(fabric.device)
+    with seeded(recipe.train.seed, device):
+        state, task = make_state(recipe, splits.train, device)
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
         state.data = splits.fingerprint()
         if resume:
-            _load(state, folder, splits, console)
+            _load(state, folder, splits, team, console)
             if engine.finished(state, recipe.train, task.measure) and (folder / "summary.json").is_file():
                 more = "add more with --epochs" if state.epoch >= recipe.train.epochs else "it reached train.stop_at"
                 raise UserError(f"{folder} has finished its {state.epoch} epochs: {more}")
-        if not resume:  # what is wrong with recipe or data has been said by now, and nothing was left behind
-            _make_folder(folder)
-            locked.enter_context(alone(folder))
-        _write_recipe(folder, recipe)
-        (folder / "summary.json").unlink(missing_ok=True)  # of the run before it was extended
-        _announce(recipe, splits, state.model, fabric.device, console)
+        if not team.first:
+            torch.manual_seed(recipe.train.seed + 1_000_003 * team.rank + state.step)  # dropout of its own
+        team.first_says(lambda: _prepare_folder(recipe, folder, resume, locked))
+        _announce(recipe, splits, state.model, team, console)
         examples = epoch_size(splits.train, recipe.augment.crop) * recipe.train.repeat
         steps = num_batches(examples, recipe.train.batch_size)
-        watcher = RunWatcher(folder, recipe.train, steps, console, task.measure)
+        watcher = RunWatcher(folder, recipe.train, steps, console, task.measure) if team.first else Follower()
         try:
             with watcher.watching(state), enough_memory(recipe):
-                engine.train(state, splits.train, splits.validation, task, recipe, fabric, watcher)
+                engine.train(state, splits.train, splits.validation, task, recipe, team.fabric, watcher)
         except Diverged as error:
             raise UserError(f"{error}. {kept(folder)}; {ADVICE}") from error
         except engine.Interrupted:
-            with writing(folder):
-                save_checkpoint(state, folder / "checkpoints")
+            if team.first:
+                with writing(folder):
+                    save_checkpoint(state, folder / "checkpoints")
             console.print(
                 f"\nstopped after step {state.step}; go on with:  torchcaps train --resume {folder}",
                 markup=False,
                 soft_wrap=True,
             )
             raise
-    with writing(folder):
-        _finish(folder, recipe, splits, state, task, started, resume, _peak_memory(fabric.device), console)
+    if team.first:
+        with writing(folder):
+            _finish(folder, recipe, splits, state, task, started, resume, _peak_memory(device), team.size, console)
     return folder
 
 
-def _load(state: State, folder: Path, splits: Splits[Any], console: Console) -> None:
-    for damaged in load_checkpoint(state, folder / "checkpoints"):
+def _load(state: State, folder: Path, splits: Splits[Any], team: Team, console: Console) -> None:
+    """The first process goes first: it moves a damaged file out of the way of the others."""
+    found = team.first_says(lambda: load_checkpoint(state, folder / "checkpoints"))
+    if not team.first:
+        load_checkpoint(state, folder / "checkpoints")
+    for damaged in found:
         console.print(f"{damaged}; going on from the one before, step {state.step}", style="yellow", soft_wrap=True)
     if state.data != splits.fingerprint():
         raise UserError(f"the data of {folder} has changed since it began: its test images may have been trained on")
+
+
+def _prepare_folder(recipe: Recipe, folder: Path, resume: bool, locked: ExitStack) -> None:
+    """What is wrong with recipe or data has been said by now, and nothing was left behind."""
+    if not resume:
+        _make_folder(folder)
+        locked.enter_context(alone(folder))
+    with writing(folder):
+        write_whole(folder / "recipe.yaml", recipe.to_yaml())
+        (folder / "summary.json").unlink(missing_ok=True)  # of the run before it was extended
 
 
 def _peak_memory(device: torch.device) -> int | None:
@@ -130,24 +174,20 @@ def _make_folder(folder: Path) -> None:
         raise UserError(f"cannot write to {folder}: {reason(error)}; choose another folder with --out") from error
 
 
-def _write_recipe(folder: Path, recipe: Recipe) -> None:
-    with writing(folder):
-        write_whole(folder / "recipe.yaml", recipe.to_yaml())
-
-
-def _announce(recipe: Recipe, splits: Splits[Any], model: ImageModel, device: torch.device, console: Console) -> None:
+def _announce(recipe: Recipe, splits: Splits[Any], model: ImageModel, team: Team, console: Console) -> None:
     sizes = [f"{len(splits.train):,} to train on"]
     sizes += [
         f"{len(part):,} {name}" for name, part in (("validation", splits.validation), ("test", splits.test)) if part
     ]
     shape = "×".join(map(str, model.image_shape))
+    device, others = team.fabric.device, f" and {team.size - 1} more" if team.size > 1 else ""
     console.print(
-        f"{recipe.name}: {recipe.model.name}, {model.parameter_count():,} parameters, on {device}\n"
+        f"{recipe.name}: {recipe.model.name}, {model.parameter_count():,} parameters, on {device}{others}\n"
         f"data: {splits.source}, {shape}, {model.num_classes} classes; images: {', '.join(sizes)}",
         highlight=False,
         markup=False,
     )
-    if device.type == "cuda" and recipe.train.fast:
+    if device.type == "cuda" and recipe.train.fast and team.size == 1:
         console.print("the first steps are slow: the training step is compiled and recorded (--no-fast turns that off)")
 
 
@@ -160,6 +200,7 @@ def _finish(
     started: datetime,
     resumed: bool,
     peak: int | None,
+    processes: int,
     console: Console,
 ) -> None:
     """Keep the chosen weights, look at the test set (once), write the summary and the report."""
@@ -203,6 +244,7 @@ def _finish(
         **_structure(results),
         "also": {name: evaluate_model(model, name)["accuracy"] for name in recipe.also} if "test" in measured else {},
         "peak_memory_mib": peak,
+        "processes": processes,
         "resumed": resumed,
         "started": started.isoformat(timespec="seconds"),
         "finished": datetime.now().astimezone().isoformat(timespec="seconds"),

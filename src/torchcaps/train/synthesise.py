@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from torchcaps import losses
@@ -19,6 +18,7 @@ from torchcaps.models.synthesis import draw_masks
 from torchcaps.train.checkpoint import State
 from torchcaps.train.divergence import Divergence
 from torchcaps.train.recipe import LossSection
+from torchcaps.train.team import Team
 
 if TYPE_CHECKING:
     from torchcaps.train.engine import Totals
@@ -86,7 +86,7 @@ def duel(
     task: Synthesise,
     data: Resident | Crops,
     clip: float | None,
-    fabric: Fabric,
+    team: Team,
     optimizer: Any,
     model: nn.Module,
     totals: Totals,
@@ -100,19 +100,20 @@ def duel(
 
     optimizer, model  the generator's, as Fabric knows them
     """
-    generator, rival = state.model, state.rival
+    generator, rival, fabric = state.model, state.rival, team.fabric
     assert isinstance(generator, SynthesisModel)
     assert rival is not None
     assert state.rival_optimizer is not None
     critic, critic_optimizer = fabric.setup(rival, state.rival_optimizer)
+    drawing, telling = (generator, rival) if team.size == 1 else (model, critic)  # as in `engine.train`
 
     def draw(masks: Tensor, noise: Tensor) -> Tensor:
         with fabric.autocast():
-            return generator(masks, noise)
+            return drawing(masks, noise)
 
     def blame(masks: Tensor, images: Tensor, drawn: Tensor) -> Tensor:
         both = torch.cat([generator.seen(masks, images), generator.seen(masks, drawn)])
-        return task.blame(*rival(both).chunk(2))
+        return task.blame(*telling(both).chunk(2))
 
     def please(masks: Tensor, images: Tensor, drawn: Tensor) -> tuple[Tensor, dict[str, Tensor], Tensor]:
         output = Output(rival(generator.seen(masks, drawn)), reconstruction=drawn)
@@ -127,14 +128,17 @@ def duel(
     ) -> None:
         images, masks = data.take(indices, state.generator)[:2]
         noise = torch.randn(len(masks), generator.z, generator=state.generator, device=masks.device)
+        part = team.part((images, masks, noise))
+        images, masks, noise = part.values
         drawn = draw(masks, noise)
 
         rival.requires_grad_(True)
         critic_optimizer.zero_grad()
         blamed = blame(masks, images, drawn.detach())
-        fabric.backward(blamed.mean())
+        fabric.backward(blamed.mean() * part.weight)
         divergence.look(blamed)
         divergence.look_at_gradients(rival.parameters())
+        team.agree(divergence.bad)
         if clip is not None:
             fabric.clip_gradients(critic, critic_optimizer, max_norm=clip, error_if_nonfinite=False)
         critic_optimizer.step()
@@ -142,18 +146,23 @@ def duel(
         rival.requires_grad_(False)  # what the generator learns from passes through it, and leaves nothing
         optimizer.zero_grad()
         loss, terms, correct = please(masks, images, drawn)
-        fabric.backward(loss)
+        fabric.backward(loss * part.weight)
         divergence.look(loss, again=True)
         divergence.look_at_gradients(generator.parameters())
+        team.agree(divergence.bad)
         if clip is not None:
             fabric.clip_gradients(model, optimizer, max_norm=clip, error_if_nonfinite=False)
         optimizer.step()
-        totals.add(loss, {**terms, "discriminator": blamed}, correct, divergence.bad if divergence.skips else None)
+        if part.counted:
+            terms = {**terms, "discriminator": blamed}
+            totals.add(loss, terms, correct, divergence.bad if divergence.skips else None)
 
     def loss_of(indices: Tensor) -> Tensor:
         images, masks = data.take(indices, state.generator)[:2]
         noise = torch.randn(len(masks), generator.z, generator=state.generator, device=masks.device)
-        return please(masks, images, draw(masks, noise))[0]
+        with fabric.autocast():
+            drawn = generator(masks, noise)
+        return please(masks, images, drawn)[0]
 
     return step, {"draw": draw, "blame": blame, "please": please}, loss_of
 

@@ -34,7 +34,41 @@ class Quiet:
         return False
 
 
-class RunWatcher:
+class Follower(Quiet):
+    """Of a process that does not write: it stops when it is asked to, together with the others."""
+
+    def __init__(self) -> None:
+        self._stop = False
+
+    @contextmanager
+    def watching(self, state: State) -> Iterator[None]:
+        with self._signals():
+            yield
+
+    def stopping(self) -> bool:
+        return self._stop
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """The first Ctrl-C (or SIGTERM) asks to stop after the current step, the second stops at once."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def ask(number: int, frame: FrameType | None) -> None:
+            if self._stop:
+                raise KeyboardInterrupt
+            self._stop = True
+
+        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+class RunWatcher(Follower):
     """Shows progress and keeps a run folder up to date.
 
     metrics.jsonl                  one line for each epoch
@@ -47,8 +81,8 @@ class RunWatcher:
     def __init__(self, folder: Path, recipe: TrainSection, steps_per_epoch: int, console: Console, measure: str):
         self.folder, self.epochs, self.console, self.measure = folder, recipe.epochs, console, measure
         self._save_every = recipe.save_every  # epochs on a GPU may take less than writing a checkpoint does
+        super().__init__()
         self._steps = steps_per_epoch
-        self._stop = False
         self._next_look = self._next_save = 0.0
         self._saved = 0
         self._progress = Progress(
@@ -134,9 +168,6 @@ class RunWatcher:
         if time.perf_counter() >= self._next_save:
             self._save(state)
 
-    def stopping(self) -> bool:
-        return self._stop
-
     def _save(self, state: State) -> None:
         if self._saved != state.step:
             save_checkpoint(state, self.folder / "checkpoints")
@@ -146,22 +177,3 @@ class RunWatcher:
         # What an interrupted run had written after its last checkpoint is not part of the run that goes on.
         lines = "".join(json.dumps(line) + "\n" for line in state.history)
         (self.folder / "metrics.jsonl").write_text(lines, encoding="utf-8")
-
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """The first Ctrl-C (or SIGTERM) asks to stop after the current step, the second stops at once."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def ask(number: int, frame: FrameType | None) -> None:
-            if self._stop:
-                raise KeyboardInterrupt
-            self._stop = True
-
-        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)

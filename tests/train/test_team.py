@@ -1,0 +1,137 @@
+"""Several processes: together they take the step that one would take; one that dies ends the run, which goes on with
+another number of them. The processes are real."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from torchcaps.errors import UserError
+from torchcaps.train import engine, run
+from torchcaps.train.checkpoint import saved_step
+from torchcaps.train.recipe import load_recipe
+from torchcaps.train.team import Team, asked_by_torchrun
+
+STEPS = 50
+SETTINGS = [
+    *("data.image_size=12", "data.limit=50", "data.validation=20", "train.read_test=no", "augment.shift=1"),
+    *("model.channels=4", "model.types=2", "model.hidden=[16]", "train.ema=0.9", "optim.clip=1"),
+    *(f"train.epochs={STEPS // 2}", "train.batch_size=47", "train.save_every=0"),  # and a second batch of three
+]
+TRAIN = ["-m", "torchcaps", "train", "--device", "cpu"]
+
+
+def team(rank, size):
+    return Team(SimpleNamespace(global_rank=rank, world_size=size))
+
+
+@pytest.mark.parametrize(("examples", "size"), [(7, 1), (7, 2), (8, 3), (2, 3), (1, 4)])
+def test_parts_make_up_the_batch_and_their_weighted_means_its_mean(examples, size):
+    batch = torch.arange(examples) + 1.0, None, torch.arange(examples)
+    parts = [team(rank, size).part(batch) for rank in range(size)]
+    assert torch.cat([part.values[0] for part in parts if part.counted]).equal(batch[0])
+    assert all(part.values[1] is None and part.values[2].equal(part.values[0].long() - 1) for part in parts)
+    assert sum(part.weight * part.values[0].mean() for part in parts) / size == pytest.approx(batch[0].mean())
+    assert all(part.weight == 0 for part in parts if not part.counted)
+
+
+def test_what_torchrun_started_is_taken_up(monkeypatch):
+    assert asked_by_torchrun() is None
+    for name, value in {"LOCAL_WORLD_SIZE": 2, "WORLD_SIZE": 6, "RANK": 3, "LOCAL_RANK": 1}.items():
+        monkeypatch.setenv(name, str(value))
+    assert asked_by_torchrun() == (2, 3)
+
+
+def test_an_error_that_has_nothing_to_do_with_others_stays_what_it_is():
+    with pytest.raises(RuntimeError, match="shapes"), team(0, 2).together():
+        raise RuntimeError("shapes")
+    with pytest.raises(UserError, match="another process of this run has ended"), team(0, 2).together():
+        raise RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:2345")
+    with pytest.raises(RuntimeError, match="peer"), team(0, 1).together():
+        raise RuntimeError("Connection closed by peer")
+
+
+def test_more_devices_than_there_are(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(UserError, match="--devices 2: this machine has 1"):
+        engine.make_fabric("cuda", "fp32", devices=2)
+
+
+def lines(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def started(*arguments, **more):
+    words = [sys.executable, *arguments]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        words,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        **more,
+    )
+
+
+def ended(process, within):
+    """Its words and exit code; whoever is left of its session is ended, too."""
+    try:
+        words, _ = process.communicate(timeout=within)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    return words, process.returncode
+
+
+def wait_until(condition, process, seconds=120):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, process.stdout.read()
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for a process by /proc")
+def test_two_processes_one_of_which_dies_then_three_and_one(tmp_path):
+    whole = run.start_run(load_recipe("digits", SETTINGS), out=tmp_path / "whole", device="cpu")
+    folder = tmp_path / "run"
+    settings = [f"--set={each}" for each in SETTINGS]
+    process = started(*TRAIN, "digits", *settings, "--out", str(folder), "--devices", "2")
+    wait_until(lambda: (saved_step(folder / "checkpoints") or 0) >= 6, process)
+    (child,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    os.kill(int(child), signal.SIGKILL)
+    died = time.monotonic()
+    words, code = ended(process, within=30)
+    assert time.monotonic() - died < 30
+    assert code != 0
+    assert "another process of this run has ended" in words or code == -signal.SIGKILL, words
+    assert not (folder / "summary.json").exists()
+
+    alone = tmp_path / "alone"
+    shutil.copytree(folder, alone)
+    run.resume_run(alone, device="cpu")
+
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]
+    words, code = ended(started(*torchrun, *TRAIN, "--resume", str(folder)), within=120)
+    assert code == 0, words
+    assert json.loads((folder / "summary.json").read_text())["processes"] == 3
+    for other in (alone, folder):
+        assert len(lines(other)) == STEPS // 2
+        for one, several in zip(lines(whole), lines(other)):
+            assert several["step"] == one["step"]
+            assert several["train_accuracy"] == one["train_accuracy"]  # every example once, the remainder included
+            for name in ("train_loss", "val_loss"):
+                assert several[name] == pytest.approx(one[name], abs=1e-5)
