@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help train test check format figures clean
+.PHONY: help train test exports check format figures clean
 .DEFAULT_GOAL := help
 
 help:  ## Show this list
@@ -15,6 +15,9 @@ train: $(VENV)/.installed  ## Train a CapsNet on the embedded digits, offline, i
 
 test: $(VENV)/.dev  ## Run the tests, with coverage
 	$(BIN)/python -m pytest -n 2 --cov --cov-report=term:skip-covered --cov-fail-under=90
+
+exports: $(VENV)/.dev  ## Export every shipped model to ONNX and compare 200 answers of each
+	TORCHCAPS_EVERY_EXPORT=1 $(BIN)/python -m pytest tests/exchange/test_every_model.py -k shipped -rP
 
 check: $(VENV)/.dev  ## Format, lint, types, import layers
 	$(BIN)/ruff format --check .
