@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help train serve test faults check format figures clean
+.PHONY: help train serve test faults exports check format figures clean
 .DEFAULT_GOAL := help
 
 help:  ## Show this list
@@ -21,6 +21,9 @@ test: $(VENV)/.dev  ## Run the tests, with coverage
 
 faults: $(VENV)/.dev  ## Kill runs, spoil checkpoints, fill disks, and see that nothing is lost (minutes)
 	$(BIN)/python tests/faults/campaign.py
+
+exports: $(VENV)/.dev  ## Export every shipped model to ONNX and compare 200 answers of each
+	TORCHCAPS_EVERY_EXPORT=1 $(BIN)/python -m pytest tests/exchange/test_every_model.py -k shipped -rP
 
 check: $(VENV)/.dev  ## Format, lint, types, import layers
 	$(BIN)/ruff format --check .

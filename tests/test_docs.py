@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+import torchcaps
+from torchcaps.exchange.onnx_file import write_onnx
 from torchcaps.layers.routings import ROUTINGS
 from torchcaps.train.recipe import load_recipe
 
@@ -46,3 +48,14 @@ def test_the_settings_that_pages_name_are_settings():
             named += len(settings := re.findall(r"--set ([\w.]+=[^\s`]+)", rest))
             load_recipe(recipe, settings)
     assert named >= 5
+
+
+def test_an_exported_model_runs_as_the_page_says(tmp_path, monkeypatch):
+    (example,) = re.findall(r"```python\n(.*?)```", (DOCS / "export.md").read_text(encoding="utf-8"), re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    write_onnx(torchcaps.load("capsnet-digits"), Path("capsnet-digits.onnx"))
+    found: dict = {}
+    exec(compile(example, "docs/export.md", "exec"), found)
+    assert len(found["names"]) == 5
+    assert set(found["names"]) <= set("0123456789")
+    assert found["reconstruction"].shape == (5, 1, 16, 16)

@@ -16,6 +16,7 @@ from rich.table import Table
 
 from torchcaps._version import __version__
 from torchcaps.errors import UserError
+from torchcaps.exchange import commands
 
 if TYPE_CHECKING:
     from torchcaps.models import SynthesisModel
@@ -494,6 +495,10 @@ def list_() -> None:
         ("shipped weights", shipped_models()),
     ):
         out.print(f"\n[bold]{title}[/bold]: {', '.join(names) or 'none'}", highlight=False)
+
+
+app.command()(commands.export)
+app.command()(commands.convert)
 
 
 def _data_overrides(data: str | None) -> tuple[str | None, list[str]]:

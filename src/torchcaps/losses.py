@@ -77,7 +77,8 @@ def combine(terms: dict[str, Tensor], weights: dict[str, float], example_weights
 
 
 def check_batch(name: str, values: Tensor, targets: Tensor) -> None:
-    if len(values) != len(targets):  # one target would silently be taken for every example
+    # Sizes, not len(), which torch.export takes for constants.
+    if values.shape[0] != targets.shape[0]:  # one target would silently be taken for every example
         raise ValueError(f"{name}: {len(values)} examples, but {len(targets)} targets")
 
 

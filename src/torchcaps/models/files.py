@@ -45,6 +45,11 @@ def load(
     return model.to(device).eval()
 
 
+def folder_of(name_or_path: str | os.PathLike[str]) -> Path:
+    """Where the weights lie that `load` would read, and with them what is known about them."""
+    return _find(os.fspath(name_or_path), {}).parent
+
+
 def shipped_models() -> list[str]:
     """The trained models that come with the package."""
     return sorted(entry.name for entry in _shelf().iterdir() if (entry / WEIGHTS).is_file())

@@ -14,6 +14,7 @@ from torchcaps.models.capsnet import CapsNet, capsnet, capsnet_small
 from torchcaps.models.capspix2pix import CapsPix2Pix, capspix2pix, capspix2pix_small
 from torchcaps.models.efficient_capsnet import EfficientCapsNet, efficient_capsnet
 from torchcaps.models.em_capsnet import EMCapsNet, em_capsnet, em_capsnet_large
+from torchcaps.models.ported import PortedCapsNet
 from torchcaps.models.segcaps import SegCaps, segcaps
 
 MODELS: dict[str, Callable[..., ImageModel]] = {
@@ -38,6 +39,7 @@ CLASSES: dict[str, type[ImageModel]] = {
     "EMCapsNet": EMCapsNet,
     "EfficientCapsNet": EfficientCapsNet,
     "Pix2Pix": Pix2Pix,
+    "PortedCapsNet": PortedCapsNet,
     "SegCaps": SegCaps,
     "UNet": UNet,
 }  # what a saved model's config may name

@@ -65,7 +65,7 @@ class SynthesisModel(ImageModel):
 
     def labels(self, masks: Tensor, noise: Tensor | None = None) -> Tensor:
         """(B, J − 1, H, W): where each class but the background is; sizes checked, and those of the noise."""
-        if masks.ndim != 3 or (noise is not None and noise.shape != (len(masks), self.z)):
+        if masks.ndim != 3 or (noise is not None and noise.shape != (masks.shape[0], self.z)):
             shapes = tuple(masks.shape), None if noise is None else tuple(noise.shape)
             raise ValueError(f"{type(self).__name__}: expected masks (B, H, W) and noise (B, {self.z}), got {shapes}")
         self.check_size(*masks.shape[1:])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import logging
 import os
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -13,6 +15,7 @@ from torch import Tensor
 from torchcaps.errors import UserError, did_you_mean
 
 BACKENDS = ("reference", "chunked", "fused")
+VARIABLE = "TORCHCAPS_BACKEND"
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 log = logging.getLogger("torchcaps")
@@ -76,10 +79,24 @@ def triton_kernels(x: Tensor) -> bool:
 
 def asked(x: Tensor) -> str:
     """The backend by device, or by name in the environment, whether or not it can serve x."""
-    name = os.environ.get("TORCHCAPS_BACKEND") or ("fused" if x.is_cuda else "chunked")
+    name = os.environ.get(VARIABLE) or ("fused" if x.is_cuda else "chunked")
     if name not in BACKENDS:
-        raise UserError(f"TORCHCAPS_BACKEND={name} is not a backend: {did_you_mean(name, BACKENDS)}")
+        raise UserError(f"{VARIABLE}={name} is not a backend: {did_you_mean(name, BACKENDS)}")
     return name
+
+
+@contextlib.contextmanager
+def using(name: str) -> Iterator[None]:
+    """Within, this backend runs: the reference while a model is traced for runtimes that know none of our operators."""
+    before = os.environ.get(VARIABLE)
+    os.environ[VARIABLE] = name
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[VARIABLE]
+        else:
+            os.environ[VARIABLE] = before
 
 
 def eager_inference(x: Tensor) -> bool:

@@ -58,7 +58,7 @@ def inverted_attention_routing(
     returns       (B, J, D) the parents' poses; with return_couplings also (B, I, J), those of the last iteration
     """
     _, J, D = _check("inverted_attention_routing", u, weight)
-    _check_inverted(iterations, scale, shift, parents, (len(u), J, D))
+    _check_inverted(iterations, scale, shift, parents, (u.shape[0], J, D))
     with no_autocast(u):
         votes_BIJD = _votes(u, weight)
         scale_D, shift_D = scale.to(votes_BIJD), shift.to(votes_BIJD)

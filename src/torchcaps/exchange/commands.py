@@ -1,0 +1,47 @@
+"""The commands `export` and `convert`: parse, call, print."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+out = Console()
+
+
+def export(
+    model: Annotated[str, typer.Argument(help="A run folder, a model folder, a .safetensors file or a shipped name.")],
+    to: Annotated[
+        str, typer.Option("--to", help="onnx, torch (.pt2), aoti (compiled .pt2) or hub (a folder).")
+    ] = "onnx",
+    out_: Annotated[
+        Path | None, typer.Option("--out", help="File, or folder of --to hub; named after the model if not given.")
+    ] = None,
+    opset: Annotated[int | None, typer.Option(help="Of ONNX's operators; 20 if not given.")] = None,
+) -> None:
+    """Export a model to another runtime; it is written only if it answers there as it does here."""
+    from torchcaps.exchange.export import export as export_model
+
+    path, (examples, difference) = export_model(model, to, out_, opset)
+    out.print(str(path), soft_wrap=True, highlight=False, markup=False)
+    out.print(f"checked on {examples} inputs: largest difference {difference:.1e}", highlight=False)
+
+
+def convert(
+    file: Annotated[Path, typer.Argument(help="Weights of another repository: a Keras .h5, or a PyTorch state dict.")],
+    source: Annotated[str, typer.Option("--from", help="keras (CapsNet-Keras) or pytorch (CapsNet ports).")],
+    out_: Annotated[
+        Path | None, typer.Option("--out", help="Folder for the model; named after the file if not given.")
+    ] = None,
+    iterations: Annotated[int, typer.Option(help="Of routing: weights do not tell.", min=1)] = 3,
+) -> None:
+    """Convert weights that other code has trained into a model, and say which tensor became which."""
+    from torchcaps.exchange.convert import convert_file
+
+    folder, layout, mapped = convert_file(file, source, out_, iterations)
+    out.print(f"{layout}:", highlight=False, markup=False)
+    for line in mapped:
+        out.print(f"  {line}", soft_wrap=True, highlight=False, markup=False)
+    out.print(str(folder), soft_wrap=True, highlight=False, markup=False)

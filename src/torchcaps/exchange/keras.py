@@ -1,0 +1,103 @@
+"""Weights of CapsNet-Keras (Xifeng Guo), as Keras 2 writes them to HDF5."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchcaps.errors import UserError
+from torchcaps.exchange.foreign import Foreign, Parts
+from torchcaps.exchange.needs import needed
+
+LAYOUT = "CapsNet-Keras"
+LARGEST = 2**28  # numbers in a tensor: a file of a few bytes may claim any shape
+
+
+def read_h5(path: Path) -> dict[str, Tensor]:
+    """The weights in their order, as layer/kernel; of `save_weights`, or of `save`, which has them one level down."""
+    (h5py,) = needed("convert", "h5py")
+    try:
+        with h5py.File(path, "r") as file:
+            root = file.get("model_weights", file)
+            if "layer_names" not in root.attrs:
+                raise UserError(f"{path} is not a weights file of Keras 2: it names no layers")
+            found = {}
+            for layer in _words(root.attrs["layer_names"]):
+                for name in _words(root[layer].attrs["weight_names"]):
+                    found[_plain(name)] = _tensor(h5py, root[layer].get(name), name)
+            return found
+    except (OSError, KeyError, ValueError, TypeError, RuntimeError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{path} cannot be read as a weights file of Keras 2: {error}") from error
+
+
+def parts_of(tensors: dict[str, Tensor]) -> tuple[Parts, Foreign]:
+    """Channels come last in Keras: kernels are (rows, columns, in, out), children are numbered row, column, type."""
+    foreign = Foreign(tensors, LAYOUT)
+    convolution = "axes to out, in, rows, columns"
+    conv = foreign.take("conv1/kernel", "conv.weight", (None,) * 4, convolution).permute(3, 2, 0, 1)
+    conv_bias = foreign.take("conv1/bias", "conv.bias", (len(conv),))
+    primary = foreign.take(
+        "primarycap_conv2d/kernel", "primary.conv.weight", (None, None, len(conv), None), convolution
+    )
+    primary = primary.permute(3, 2, 0, 1)
+    primary_bias = foreign.take("primarycap_conv2d/bias", "primary.conv.bias", (len(primary),))
+    votes = foreign.take("digitcaps/W", "classes.weight", (None,) * 4, "children from row, column, type to type first")
+    J, I, D, K = votes.shape
+    types = len(primary) // K
+    grid = math.isqrt(I // types) if types else 0
+    if grid * grid * types != I or types * K != len(primary):
+        raise UserError(
+            f"{LAYOUT}: digitcaps/W is for {I} capsules of {K}; {len(primary)} channels make no such number"
+        )
+    votes = votes.unflatten(1, (grid, grid, types)).permute(3, 1, 2, 0, 4, 5).flatten(0, 2)
+    decoder = _decoder(foreign, J * D, conv.shape[1])
+    foreign.done()
+    return Parts((conv, conv_bias), (primary, primary_bias), votes, decoder), foreign
+
+
+def _decoder(foreign: Foreign, inputs: int, colours: int) -> list[tuple[Tensor, Tensor]]:
+    """Its dense layers, in the order of the file, whatever Keras has numbered them from."""
+    kernels = [name for name in foreign.names() if name.startswith("dense") and name.endswith("/kernel")]
+    layers = []
+    for index, name in enumerate(name.removesuffix("/kernel") for name in kernels):
+        last, to = index == len(kernels) - 1, f"decoder.layers.{2 * index}"
+        how = "pixels from row, column, channel to channel first" if last and colours > 1 else "transposed"
+        weight = foreign.take(f"{name}/kernel", f"{to}.weight", (inputs, None), how).T
+        bias = foreign.take(f"{name}/bias", f"{to}.bias", (len(weight),))
+        if last:
+            weight, bias = (_channels_first(each, colours) for each in (weight, bias))
+        layers.append((weight, bias))
+        inputs = len(weight)
+    return layers
+
+
+def _channels_first(pixels: Tensor, colours: int) -> Tensor:
+    """(H·W·C, …) → (C·H·W, …)"""
+    if len(pixels) % colours:
+        raise UserError(f"{LAYOUT}: the decoder draws {len(pixels)} values, which are no pixels of {colours} channels")
+    return pixels.unflatten(0, (-1, colours)).transpose(0, 1).flatten(0, 1)
+
+
+def _tensor(h5py: Any, found: Any, name: str) -> Tensor:
+    if not isinstance(found, h5py.Dataset):
+        raise UserError(f"{LAYOUT}: {name} is named in the file, but not there")
+    if found.external or found.is_virtual:
+        raise UserError(f"{LAYOUT}: {name} lies in another file, which is not read")
+    if found.size > LARGEST or found.dtype.kind != "f":
+        raise UserError(f"{LAYOUT}: {name} is {found.shape} of {found.dtype}, which no weights are")
+    return torch.from_numpy(found[()].astype("float32"))
+
+
+def _words(values: Any) -> list[str]:
+    return [value.decode() if isinstance(value, bytes) else str(value) for value in values]
+
+
+def _plain(name: str) -> str:
+    """layer/kernel of layer/kernel:0, and of model/layer/kernel:0"""
+    return "/".join(name.split(":")[0].split("/")[-2:])
