@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 MOST_BYTES = 2 << 20  # of a body: a picture of 1 MiB in base64, and room for the JSON around it
 MOST_SECONDS = 10.0  # that a client may take to send it
+REST_BYTES, REST_SECONDS = 16 << 20, 2.0  # of a body that was refused: how much is still read
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
     "font-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -59,7 +60,7 @@ class Guard:
                 _check_type(headers.get("content-type", ""))
             body = await _read(headers, receive)
         except Refused as refusal:
-            await _answer(refusal, declare)
+            await _answer(refusal, receive, declare)
             return
         if body is None:  # the client went away
             return
@@ -104,9 +105,22 @@ async def _read(headers: Headers, receive: Receive) -> bytes | None:
     return bytes(body)
 
 
-async def _answer(refusal: Refused, send: Send) -> None:
+async def _answer(refusal: Refused, receive: Receive, send: Send) -> None:
     body = json.dumps({"detail": refusal.sentence}).encode()
     # The rest of the body is not wanted: without `close` the next request would begin in the middle of it.
     headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
+    headers.append((b"content-length", str(len(body)).encode()))
     await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    await send({"type": "http.response.body", "body": body, "more_body": True})
+    await _discard(receive)
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def _discard(receive: Receive) -> None:
+    """Most clients send all before they read anything. To hang up on what they send would lose them the answer."""
+    left, more = REST_BYTES, True
+    with anyio.move_on_after(REST_SECONDS):
+        while more and left > 0:
+            message = await receive()
+            left -= len(message.get("body", b""))
+            more = message.get("more_body", False)
