@@ -59,6 +59,7 @@ class ModelAnswer(Answer):
     iterations: int | None
     grid: Grid | None
     role: Literal["main", "overlap", "comparison"]
+    pairs: Annotated[bool, Field(description="Whether it was trained on two digits over each other.")]
     card: Annotated[dict[str, Any], Field(description="How the weights were made; empty if they have no card.")]
     meanings: list[list[Meaning]] | None
 
