@@ -4,11 +4,12 @@ import json
 import socket
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import pytest
 import uvicorn
 
+from torchcaps.errors import UserError
 from torchcaps.serve import connections
 from torchcaps.serve.app import create_app
 from torchcaps.serve.run import settings
@@ -17,6 +18,12 @@ from torchcaps.serve.run import settings
 @pytest.fixture
 def connect(explorer):
     """connect() → a socket to a server of this process."""
+    with listening_for(explorer) as connected:
+        yield connected
+
+
+@contextmanager
+def listening_for(explorer):
     server = uvicorn.Server(uvicorn.Config(create_app(explorer), **settings()))
     with socket.create_server(("127.0.0.1", 0)) as listening:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
@@ -27,9 +34,11 @@ def connect(explorer):
             with socket.create_connection(listening.getsockname(), timeout=20) as client:
                 yield client
 
-        yield connected
-        server.should_exit = True
-        thread.join(20)
+        try:
+            yield connected
+        finally:
+            server.should_exit = True
+            thread.join(20)
 
 
 def everything(client):
@@ -67,3 +76,38 @@ def test_who_sends_far_too_much_is_told_so(connect, megabytes):
         start, _, body = everything(client).partition(b"\r\n\r\n")
     assert start.startswith(b"HTTP/1.1 413")
     assert json.loads(body) == {"detail": "the body is larger than 2 MiB"}
+
+
+def test_who_hangs_up_before_the_turn_comes_is_not_thought_about():
+    class Slow:
+        def __init__(self):
+            self.asked, self.release = [], threading.Event()
+
+        def predict(self, question):
+            self.asked.append(question.top)
+            self.release.wait(10)
+            raise UserError("enough")
+
+    def question(top):
+        body = json.dumps({"image": {"png": ""}, "top": top})
+        declared = (
+            f"Host: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\nConnection: close"
+        )
+        return f"POST /api/predict HTTP/1.1\r\n{declared}\r\n\r\n{body}".encode()
+
+    slow = Slow()
+    with listening_for(slow) as connect, ExitStack() as stack:
+        clients = [stack.enter_context(connect()) for _ in range(4)]
+        for client in clients:
+            client.sendall(question(1))
+        while len(slow.asked) < 4:  # one for each thread
+            time.sleep(0.01)
+        with connect() as leaving, connect() as last:
+            leaving.sendall(question(2))
+            leaving.close()
+            last.sendall(question(3))
+            time.sleep(0.2)
+            slow.release.set()
+            for client in (*clients, last):
+                assert b"enough" in everything(client)
+    assert slow.asked == [1, 1, 1, 1, 3]

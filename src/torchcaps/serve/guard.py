@@ -9,7 +9,7 @@ import anyio
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-MOST_BYTES = 2 << 20  # of a body: a picture of 1 MiB in base64, and room for the JSON around it
+MOST_BODY = 2 << 20  # of a body: a picture of 1 MiB in base64, and room for the JSON around it
 MOST_SECONDS = 10.0  # that a client may take to send it
 REST_BYTES, REST_SECONDS = 16 << 20, 2.0  # of a body that was refused: how much is still read
 POLICY = (
@@ -85,9 +85,9 @@ def _check_type(declared: str) -> None:
 
 async def _read(headers: Headers, receive: Receive) -> bytes | None:
     """The body, however it is sent: Content-Length may be missing or lie, so what arrives is counted."""
-    too_large = Refused(413, f"the body is larger than {MOST_BYTES >> 20} MiB")
+    too_large = Refused(413, f"the body is larger than {MOST_BODY >> 20} MiB")
     declared = headers.get("content-length", "")
-    if declared.isdecimal() and int(declared[:20]) > MOST_BYTES:
+    if declared.isdecimal() and int(declared[:20]) > MOST_BODY:
         raise too_large
     body, more = bytearray(), True
     try:
@@ -98,7 +98,7 @@ async def _read(headers: Headers, receive: Receive) -> bytes | None:
                     return None
                 body += message.get("body", b"")
                 more = message.get("more_body", False)
-                if len(body) > MOST_BYTES:
+                if len(body) > MOST_BODY:
                     raise too_large
     except TimeoutError:
         raise Refused(408, f"the body did not arrive within {MOST_SECONDS:.0f} seconds") from None

@@ -18,7 +18,8 @@ class Client(Protocol):
 
 
 class Turns:
-    """
+    """A few questions are thought about at a time, a bounded number waits, first come first served.
+
     threads  that decode and think: each may hold a picture of 2048×2048, and the model is asked by one at a time
     waiting  questions beyond them; a page has a few on their way, so this is a crowd that would wait for seconds
     """
