@@ -21,25 +21,30 @@ PHONE = {"viewport": {"width": 360, "height": 740}, "device_scale_factor": 2, "h
 
 def main() -> None:
     with serving() as address, browsing() as browser:
+        take_all(browser, address, PICTURES)
 
-        def shoot(name: str, panel: str, prepare: Callable[[Any], None], whole: bool = True, **settings: Any) -> None:
-            context = browser.new_context(reduced_motion="reduce", **settings)
-            page = context.new_page()
-            page.goto(f"{address}#{panel}")
-            page.wait_for_selector("#verdict[data-winner]", state="attached")
-            prepare(page)
-            settle(page)
-            page.evaluate("document.activeElement.blur()")
-            page.mouse.move(0, 0)
-            page.screenshot(path=PICTURES / f"explorer-{name}.png", full_page=whole)
-            context.close()
 
-        shoot("draw", "draw", three, **DESKTOP)
-        shoot("pose", "pose", sweep, **DESKTOP)
-        shoot("routing", "routing", three, color_scheme="dark", **DESKTOP)
-        shoot("overlap", "overlap", pair, **DESKTOP)
-        shoot("transform", "transform", turn, **DESKTOP)
-        shoot("phone", "draw", lambda page: example(page, "2, upright"), whole=False, **PHONE)
+def take_all(browser: Any, address: str, folder: Path) -> None:
+    """Every picture, as explorer-….png in a folder."""
+
+    def shoot(name: str, panel: str, prepare: Callable[[Any], None], whole: bool = True, **settings: Any) -> None:
+        context = browser.new_context(reduced_motion="reduce", **settings)
+        page = context.new_page()
+        page.goto(f"{address}#{panel}")
+        page.wait_for_selector("#verdict[data-winner]", state="attached")
+        prepare(page)
+        settle(page)
+        page.evaluate("document.activeElement.blur()")
+        page.mouse.move(0, 0)
+        page.screenshot(path=folder / f"explorer-{name}.png", full_page=whole)
+        context.close()
+
+    shoot("draw", "draw", three, **DESKTOP)
+    shoot("pose", "pose", sweep, **DESKTOP)
+    shoot("routing", "routing", three, color_scheme="dark", **DESKTOP)
+    shoot("overlap", "overlap", pair, **DESKTOP)
+    shoot("transform", "transform", turn, **DESKTOP)
+    shoot("phone", "draw", lambda page: example(page, "2, upright"), whole=False, **PHONE)
 
 
 def three(page: Any) -> None:

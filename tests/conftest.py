@@ -66,7 +66,8 @@ def pytest_terminal_summary(terminalreporter):
     missing = [report for report in skipped if "no Chromium" in str(report.longrepr)]
     if missing:
         terminalreporter.write_line(
-            f"NOT TESTED IN A BROWSER: {len(missing)} tests need Chromium (apt-get install chromium)",
+            f"NOT TESTED IN A BROWSER: {len(missing)} tests need Playwright and Chromium "
+            "(pip install playwright; apt-get install chromium)",
             red=True,
             bold=True,
         )

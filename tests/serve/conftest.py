@@ -14,7 +14,11 @@ from torchcaps.serve.explorer import Explorer
 def exhibits():
     torch.manual_seed(0)
     small = {"channels": 8, "types": 4, "hidden": (16, 32)}
-    main, pairs = (create_model("capsnet_small", image_shape=(1, side, side), **small).eval() for side in (28, 36))
+    main, pairs = (
+        create_model("capsnet_small", image_shape=(1, side, side), variant=variant, **small).eval()
+        for side, variant in ((28, "paper"), (36, "authors"))  # without and with a bias inside routing
+    )
+    pairs.classes.bias.data.normal_(0, 0.1)
     for model in (main, pairs):
         model.classes.weight.data.mul_(30)  # votes loud enough for routing to decide something
     return [

@@ -104,12 +104,15 @@ def test_reconstruct_is_the_decoder(explorer, exhibits):
     assert np.abs(pixels_of(answer.difference) - difference(drawn, pixels_of(answer.reconstruction))).max() <= 2
 
 
+@pytest.mark.parametrize(("name", "side", "index"), [("capsules", 28, 0), ("pairs", 36, 1)])
 @torch.no_grad()
-def test_routing_is_the_references_at_each_iteration(explorer, exhibits):
-    image, model = random_pixels(), exhibits[0].model
-    answer = explorer.routing(RoutingRequest(image=image, iterations=4, part={"type": 2, "row": 1, "column": 3}))
+def test_routing_is_the_references_at_each_iteration(explorer, exhibits, name, side, index):
+    image, model = random_pixels(side=side), exhibits[index].model
+    part = {"type": 2, "row": 1, "column": 3}
+    answer = explorer.routing(RoutingRequest(image=image, model=name, iterations=4, part=part))
     children = model.children_of(tensor(image))
     u, weight = children.pose.double(), model.classes.weight.double()
+    bias = None if model.classes.bias is None else model.classes.bias.double()
     types, rows, columns = 4, *model.grid
     part = (2 * rows + 1) * columns + 3
     votes = torch.einsum("ijdk,ik->ijd", weight, u[0])
@@ -118,7 +121,7 @@ def test_routing_is_the_references_at_each_iteration(explorer, exhibits):
     assert len(answer.steps) == len(answer.part.steps) == 4
     close(answer.lengths_of_parts, grid)
     for iteration, (step, of_part) in enumerate(zip(answer.steps, answer.part.steps), start=1):
-        poses, couplings = reference.dynamic_routing(u, weight, iteration, None, False)
+        poses, couplings = reference.dynamic_routing(u, weight, iteration, bias, False)
         towards = poses[0] / poses[0].norm(dim=-1, keepdim=True)
         along = (votes * towards).sum(-1)
         speaks = (couplings[0] * along).view(types, rows, columns, 10)

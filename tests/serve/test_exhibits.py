@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from bodies import as_file, pixels_of, random_pixels
@@ -127,6 +128,24 @@ def test_beside_the_shipped_network_stands_what_is_shipped_for_it(shipped):
     assert [each.name for each in shipped] == ["capsnet-mnist", *companions]
     assert "cnn-mnist" in companions
     assert shipped[0].card["error"] < 0.005
+
+
+@pytest.mark.skipif("capsnet-multimnist" not in shipped_models(), reason="weights for pairs are not shipped")
+def test_who_was_trained_on_pairs_says_so(shipped):
+    (alone,) = open_exhibits("capsnet-multimnist")
+    assert alone.describe().pairs
+    assert [each.describe().pairs for each in shipped] == [False, True, False]
+
+
+@pytest.mark.parametrize(("paper", "pen"), [(255, 0), (235, 30), (200, 40), (255, 130)])
+def test_a_photographed_digit_is_read_whatever_the_paper(shipped, paper, pen):
+    image = Image.new("L", (400, 300), paper)
+    ImageDraw.Draw(image).line([(140, 60), (260, 60), (190, 240)], fill=pen, width=18)
+    noise = np.random.default_rng(0).normal(0, 5, (300, 400))
+    photo = (np.asarray(image) + noise).clip(0, 255).astype(np.uint8)
+    answer = Explorer(shipped).predict(PredictRequest(image={"png": as_file(photo), "centre": True}))
+    assert answer.winners == [7]
+    assert answer.lengths[7] > 0.8
 
 
 def test_the_shipped_network_knows_a_drawn_digit(shipped):

@@ -60,6 +60,48 @@ def test_only_light_borders_are_inverted():
     assert torch.equal(pictures.white_on_black(1 - dark), dark)
 
 
+def photograph(paper, ink, noise=0.0, shade=0.0):
+    """A bar of grey `ink` on `paper`, darker to the right by `shade`, all from 0 to 255."""
+    grey = torch.full((300, 200), float(paper)) - shade * torch.linspace(0, 1, 200)
+    grey[60:240, 80:110] = ink
+    grey += noise * torch.randn(300, 200, generator=torch.Generator().manual_seed(0))
+    return grey.clamp(0, 255).round() / 255
+
+
+@pytest.mark.parametrize(
+    ("paper", "ink", "noise", "shade"),
+    [
+        (255, 0, 0, 0),
+        (235, 30, 0, 0),
+        (200, 40, 0, 0),
+        (245, 20, 10, 0),
+        (255, 130, 0, 0),
+        (230, 60, 4, 30),
+        (20, 180, 5, 0),
+    ],
+)
+def test_of_a_photograph_only_the_ink_is_left(paper, ink, noise, shade):
+    """White on black, whatever the paper and the pen; so are chalk and a board."""
+    seen = pictures.centre(pictures.ink(pictures.white_on_black(photograph(paper, ink, noise, shade))), 28, 28)
+    rows, columns = (seen.sum(axis).nonzero().flatten() for axis in (1, 0))
+    assert (int(rows[0]), int(rows[-1])) == (4, 23)
+    assert len(columns) <= 5
+    assert seen[8:20, 14].mean() > 0.75
+
+
+def test_paper_without_ink_stays_empty():
+    for paper, noise in ((255, 0), (200, 10), (30, 5)):
+        blank = photograph(paper, paper, noise)
+        assert not pictures.ink(pictures.white_on_black(blank)).any()
+
+
+def test_what_is_black_and_white_already_is_left_as_it_is():
+    drawn = torch.zeros(50, 50)
+    drawn[10:40, 20:30] = torch.rand(30, 10)
+    drawn[20, 25] = 1
+    assert torch.equal(pictures.ink(drawn), drawn)
+
+
 def test_fitting_averages_where_it_shrinks():
     board = torch.tensor([[0.0, 1.0], [1.0, 0.0]]).repeat(14, 14)
     small = pictures.fit(board, 7, 7)

@@ -92,16 +92,23 @@ def test_nothing_of_the_web_is_loaded_for_other_commands():
 
 
 @pytest.mark.parametrize(
-    ("host", "local"),
-    [("localhost", True), ("127.0.0.1", True), ("127.8.0.1", True), ("::1", True), ("0.0.0.0", False), ("::", False)],
+    ("address", "local"),
+    [("127.0.0.1", True), ("127.8.0.1", True), ("::1", True), ("0.0.0.0", False), ("::", False), ("192.0.2.1", False)],
 )
-def test_which_hosts_only_this_machine_can_reach(host, local):
-    assert is_loopback(host) == local
-    assert not is_loopback("localhost.example")
+def test_which_addresses_only_this_machine_can_reach(address, local):
+    assert is_loopback(address) == local
 
 
 @pytest.mark.parametrize(
-    ("host", "noted", "status"), [("127.0.0.1", False, 400), ("localhost", False, 400), ("0.0.0.0", True, 200)]
+    ("host", "noted", "status"),
+    [
+        ("127.0.0.1", False, 400),
+        ("localhost", False, 400),
+        ("Localhost", False, 400),
+        ("127.1", False, 400),
+        ("0.0.0.0", True, 200),
+        ("", True, 200),
+    ],
 )
 def test_letting_others_in_is_said(run, monkeypatch, host, noted, status):
     """And only then does the server answer to other names than those of this machine."""
@@ -109,7 +116,8 @@ def test_letting_others_in_is_said(run, monkeypatch, host, noted, status):
     monkeypatch.setattr(uvicorn.Server, "run", lambda server, sockets: served.append(server.config.app))
     said = io.StringIO()
     serve(run, host, 0, Console(file=said, width=200))
-    assert f"http://{host}:" in said.getvalue()
+    assert f"http://{host or '0.0.0.0'}:" in said.getvalue()
     assert ("whoever can reach this machine" in said.getvalue()) == noted
     assert TestClient(served[0], base_url="http://other.example").get("/healthz").status_code == status
-    assert TestClient(served[0], base_url="http://127.0.0.1:99").get("/healthz").status_code == 200
+    for name in ("127.0.0.1", host or "0.0.0.0"):
+        assert TestClient(served[0], base_url=f"http://{name}:99").get("/healthz").status_code == 200

@@ -13,6 +13,12 @@ from torchcaps.layers import mask_capsules
 SWEEP = tuple(step / 20 for step in range(-5, 6))  # −0.25 … 0.25 in steps of 0.05, the paper's
 
 
+def shifts(values: Sequence[float], dimensions: int) -> Tensor:
+    """(D, V, D): what is added to a pose to change dimension d, and no other, by value v."""
+    steps = torch.as_tensor(values, dtype=torch.float64)
+    return steps[:, None] * torch.eye(dimensions, dtype=steps.dtype)[:, None]
+
+
 def sweep(
     model: nn.Module, images: Tensor, values: Sequence[float] = SWEEP, target: int | Tensor | None = None
 ) -> Tensor:
@@ -32,9 +38,8 @@ def sweep(
         classes = parents.activation.argmax(-1)
         if target is not None:
             classes = torch.as_tensor(target, device=batch.device).expand(B)
-        steps = torch.as_tensor(values, dtype=parents.pose.dtype, device=batch.device)
-        V = len(steps)
-        shifts_DVD = steps[None, :, None] * torch.eye(D, dtype=steps.dtype, device=steps.device)[:, None, :]
+        shifts_DVD = shifts(values, D).to(parents.pose)
+        V = len(values)
         poses_BDVJD = parents.pose[:, None, None] + shifts_DVD[:, :, None]
         # Every capsule is shifted, but the decoder only ever sees the chosen one.
         masked = mask_capsules(poses_BDVJD.flatten(0, 2), classes.repeat_interleave(D * V))

@@ -59,6 +59,7 @@ class ModelAnswer(Answer):
     iterations: int | None
     grid: Grid | None
     role: Literal["main", "overlap", "comparison"]
+    pairs: Annotated[bool, Field(description="Whether it was trained on two digits over each other.")]
     card: Annotated[dict[str, Any], Field(description="How the weights were made; empty if they have no card.")]
     meanings: list[list[Meaning]] | None
 
@@ -73,7 +74,9 @@ class Decoded(Answer):
     length: float
     pose: Numbers
     reconstruction: DataUrl
-    coloured: DataUrl
+    coloured: Annotated[
+        DataUrl, Field(description="The same in a colour of its own, for those who only show pictures.")
+    ]
 
 
 class PredictAnswer(Answer):
@@ -108,7 +111,9 @@ class Step(Answer):
     entropy: Annotated[float, Field(description="1: the parts couple to all classes alike; 0: each has chosen one.")]
     support: Annotated[list[list[Numbers]], Field(description="[class][row][column] how much is said for the class.")]
     types: Annotated[list[Numbers], Field(description="[class][type] the same, summed over places.")]
-    coupling: Annotated[list[list[Numbers]], Field(description="[class][row][column] the mean over types.")]
+    coupling: Annotated[
+        list[list[Numbers]], Field(description="[class][row][column] the mean over types, a long part counting more.")
+    ]
 
 
 class PartStep(Answer):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -13,6 +11,7 @@ from fastapi.responses import JSONResponse, Response
 from fastapi.routing import APIRoute
 from pydantic_core import from_json
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp
 
 from torchcaps._version import __version__
 from torchcaps.errors import UserError
@@ -20,11 +19,10 @@ from torchcaps.serve import answers, requests
 from torchcaps.serve.explorer import Explorer
 from torchcaps.serve.files import file_routes
 from torchcaps.serve.guard import Guard
+from torchcaps.serve.turns import Turns
 
-Q = TypeVar("Q")
-A = TypeVar("A")
-THREADS = 4  # that decode and think: each may hold a picture of 2048×2048, and the model is asked by one at a time
-LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+LOOPBACK = ("localhost", "127.0.0.1", "[::1]")  # as a Host header has them
+MOST_PLACE = 100  # characters of a field's path in a sentence: its names are the client's own
 ABOUT = """What a capsule network sees in a picture. Pictures come in as base64 or as an array of grey values, and go
 out as PNG data URLs; numbers have six decimals. Nothing is kept: every answer depends on its question alone."""
 
@@ -36,18 +34,18 @@ def _problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
         413: "The body is larger than 2 MiB.",
         415: "The body is not declared as application/json.",
         422: "A field is missing, unknown, of another type or out of range, or the picture cannot be read.",
+        503: "Too many questions wait for an answer.",
     }
     return {status: {"model": answers.Problem, "description": reasons[status]} for status in statuses}
 
 
-def create_app(explorer: Explorer, hosts: Sequence[str] | None = LOOPBACK) -> FastAPI:
+def create_app(explorer: Explorer, hosts: Sequence[str] | None = LOOPBACK) -> ASGIApp:
     """The page, its API and its documentation.
 
     hosts  names that a Host header may have; None for any. Without this check, a page of another site could have its
            own name lead to 127.0.0.1, and read what is served here.
     """
     app = FastAPI(title="torchcaps explorer", version=__version__, description=ABOUT, docs_url=None, redoc_url=None)
-    app.add_middleware(Guard, hosts=hosts)
     for kind, handler in (
         (UserError, _user_error),
         (RequestValidationError, _invalid),
@@ -58,7 +56,8 @@ def create_app(explorer: Explorer, hosts: Sequence[str] | None = LOOPBACK) -> Fa
     app.include_router(_facts(explorer))
     app.include_router(_questions(explorer))
     app.include_router(file_routes())
-    return app
+    # Around the whole, not among its middleware: FastAPI answers for its own mistakes outside of that.
+    return Guard(app, hosts)
 
 
 def _facts(explorer: Explorer) -> APIRouter:
@@ -79,32 +78,29 @@ def _facts(explorer: Explorer) -> APIRouter:
 
 def _questions(explorer: Explorer) -> APIRouter:
     router = APIRouter(
-        prefix="/api", tags=["questions"], responses=_problems(400, 408, 413, 415, 422), route_class=_StrictRoute
+        prefix="/api", tags=["questions"], responses=_problems(400, 408, 413, 415, 422, 503), route_class=_StrictRoute
     )
-    threads = ThreadPoolExecutor(THREADS, "explorer")
-
-    async def ask(answer: Callable[[Q], A], question: Q) -> A:
-        return await asyncio.get_running_loop().run_in_executor(threads, answer, question)
+    turns = Turns()
 
     @router.post("/predict")
-    async def predict(question: requests.PredictRequest) -> answers.PredictAnswer:
+    async def predict(client: Request, question: requests.PredictRequest) -> answers.PredictAnswer:
         """How present each class is in a picture, and the picture as its capsules describe it."""
-        return await ask(explorer.predict, question)
+        return await turns.ask(client, explorer.predict, question)
 
     @router.post("/reconstruct")
-    async def reconstruct(question: requests.ReconstructRequest) -> answers.ReconstructAnswer:
+    async def reconstruct(client: Request, question: requests.ReconstructRequest) -> answers.ReconstructAnswer:
         """The picture that a pose stands for; if asked, with each of its dimensions changed in turn."""
-        return await ask(explorer.reconstruct, question)
+        return await turns.ask(client, explorer.reconstruct, question)
 
     @router.post("/routing")
-    async def routing(question: requests.RoutingRequest) -> answers.RoutingAnswer:
+    async def routing(client: Request, question: requests.RoutingRequest) -> answers.RoutingAnswer:
         """Which parts of a picture speak for which class, iteration by iteration."""
-        return await ask(explorer.routing, question)
+        return await turns.ask(client, explorer.routing, question)
 
     @router.post("/transform")
-    async def transform(question: requests.TransformRequest) -> answers.TransformAnswer:
+    async def transform(client: Request, question: requests.TransformRequest) -> answers.TransformAnswer:
         """What becomes of the answers when the picture is turned, moved, scaled or slanted."""
-        return await ask(explorer.transform, question)
+        return await turns.ask(client, explorer.transform, question)
 
     return router
 
@@ -114,9 +110,12 @@ class _StrictRequest(Request):
 
     async def json(self) -> Any:
         try:
-            return from_json(await self.body(), allow_inf_nan=False)
+            body = from_json(await self.body(), allow_inf_nan=False)
         except ValueError as error:
             raise HTTPException(400, f"the body is no JSON: {error}") from None
+        if requests.too_many_fields(body):
+            raise HTTPException(422, f"an object has more than {requests.MOST_FIELDS} fields")
+        return body
 
 
 class _StrictRoute(APIRoute):
@@ -138,11 +137,12 @@ def _user_error(request: Request, error: Exception) -> Response:
 
 
 def _invalid(request: Request, error: Exception) -> Response:
-    """The first thing that is wrong, and where; what the client sent is not repeated."""
+    """The first thing that is wrong, and where; of what the client sent, at most a few printable characters."""
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     loc = first["loc"][1:]  # without "body"
     place = ".".join(str(part) for part, above in zip(loc, ("", *loc)) if above not in requests.IMAGES)
+    place = "".join(letter if letter.isprintable() else "�" for letter in place[:MOST_PLACE])
     return _problem(422, f"{place}: {first['msg']}" if place else first["msg"])
 
 

@@ -18,6 +18,7 @@ from torchcaps.models.files import beside
 from torchcaps.serve import answers, pictures, requests
 
 Role = Literal["main", "overlap", "comparison"]
+PAIRS = "multimnist"  # the data that has two digits in each image
 COMPANIONS: tuple[tuple[str, Role], ...] = (("capsnet-multimnist", "overlap"), ("cnn-mnist", "comparison"))
 
 
@@ -52,7 +53,10 @@ class Exhibit:
             grey = torch.tensor(image.pixels)
         else:
             drawn = pictures.white_on_black(pictures.decode_picture(pictures.decode_base64(image.png)))
-            grey = (pictures.centre if image.centre else pictures.fit)(drawn, height, width)
+            if image.centre:
+                grey = pictures.centre(pictures.ink(drawn), height, width)
+            else:
+                grey = pictures.fit(drawn, height, width)
         return grey.expand(channels, height, width)
 
     def describe(self) -> answers.ModelAnswer:
@@ -73,6 +77,7 @@ class Exhibit:
             iterations=iterations,
             grid=grid,
             role=self.role,
+            pairs=self.model.trained_by.get("data", {}).get("source") == PAIRS,
             card=self.card,
             meanings=self.meanings,
         )

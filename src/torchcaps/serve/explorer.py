@@ -12,7 +12,7 @@ from torch import Tensor
 
 from torchcaps.errors import UserError, did_you_mean
 from torchcaps.explain.perturb import affine
-from torchcaps.explain.sweep import SWEEP
+from torchcaps.explain.sweep import SWEEP, shifts
 from torchcaps.explain.votes import Debate, debate, view
 from torchcaps.models import CapsuleModel, ImageModel
 from torchcaps.serve import answers, requests
@@ -96,12 +96,11 @@ class Explorer:
         if len(question.pose) != D:
             raise UserError(f"pose: a capsule of {exhibit.name} has {D} dimensions, got {len(question.pose)}")
         image = None if question.compare is None else exhibit.see(question.compare)
-        shifts = torch.zeros(1, D)
+        changes = torch.zeros(1, D)
         if question.sweep:
-            changes_DVD = torch.tensor(SWEEP)[:, None] * torch.eye(D)[:, None]
-            shifts = torch.cat([shifts, changes_DVD.flatten(0, 1)])
-        masked = torch.zeros(len(shifts), model.num_classes, D)
-        masked[:, question.class_] = torch.tensor(question.pose) + shifts
+            changes = torch.cat([changes, shifts(SWEEP, D).flatten(0, 1)])
+        masked = torch.zeros(len(changes), model.num_classes, D)
+        masked[:, question.class_] = torch.tensor(question.pose) + changes
         with self._asking():
             drawn = model.decoder(masked)  # type: ignore[misc]
         return answers.ReconstructAnswer(

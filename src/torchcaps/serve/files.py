@@ -10,6 +10,7 @@ from fastapi.responses import FileResponse, Response
 from starlette.exceptions import HTTPException
 
 HERE = Path(__file__).parent
+READ = ["GET", "HEAD"]
 SWAGGER = ("swagger-ui-bundle.js", "swagger-ui.css", "favicon-32x32.png")
 
 
@@ -20,19 +21,19 @@ def file_routes() -> APIRouter:
     viewer |= {name: swagger / name for name in SWAGGER}
     router = APIRouter(include_in_schema=False)
 
-    @router.get("/")
+    @router.api_route("/", methods=READ)
     def index() -> Response:
         return _send(page, "index.html")
 
-    @router.get("/static/{name:path}")
+    @router.api_route("/static/{name:path}", methods=READ)
     def static(name: str) -> Response:
         return _send(page, name)
 
-    @router.get("/docs")
+    @router.api_route("/docs", methods=READ)
     def docs() -> Response:
         return _send(viewer, "index.html")
 
-    @router.get("/docs/{name}")
+    @router.api_route("/docs/{name}", methods=READ)
     def docs_file(name: str) -> Response:
         return _send(viewer, name)
 

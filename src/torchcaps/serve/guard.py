@@ -9,8 +9,9 @@ import anyio
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-MOST_BYTES = 2 << 20  # of a body: a picture of 1 MiB in base64, and room for the JSON around it
+MOST_BODY = 2 << 20  # of a body: a picture of 1 MiB in base64, and room for the JSON around it
 MOST_SECONDS = 10.0  # that a client may take to send it
+REST_BYTES, REST_SECONDS = 16 << 20, 2.0  # of a body that was refused: how much is still read
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
     "font-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -59,7 +60,7 @@ class Guard:
                 _check_type(headers.get("content-type", ""))
             body = await _read(headers, receive)
         except Refused as refusal:
-            await _answer(refusal, declare)
+            await _answer(refusal, receive, declare)
             return
         if body is None:  # the client went away
             return
@@ -84,9 +85,9 @@ def _check_type(declared: str) -> None:
 
 async def _read(headers: Headers, receive: Receive) -> bytes | None:
     """The body, however it is sent: Content-Length may be missing or lie, so what arrives is counted."""
-    too_large = Refused(413, f"the body is larger than {MOST_BYTES >> 20} MiB")
+    too_large = Refused(413, f"the body is larger than {MOST_BODY >> 20} MiB")
     declared = headers.get("content-length", "")
-    if declared.isdecimal() and int(declared[:20]) > MOST_BYTES:
+    if declared.isdecimal() and int(declared[:20]) > MOST_BODY:
         raise too_large
     body, more = bytearray(), True
     try:
@@ -97,16 +98,29 @@ async def _read(headers: Headers, receive: Receive) -> bytes | None:
                     return None
                 body += message.get("body", b"")
                 more = message.get("more_body", False)
-                if len(body) > MOST_BYTES:
+                if len(body) > MOST_BODY:
                     raise too_large
     except TimeoutError:
         raise Refused(408, f"the body did not arrive within {MOST_SECONDS:.0f} seconds") from None
     return bytes(body)
 
 
-async def _answer(refusal: Refused, send: Send) -> None:
+async def _answer(refusal: Refused, receive: Receive, send: Send) -> None:
     body = json.dumps({"detail": refusal.sentence}).encode()
     # The rest of the body is not wanted: without `close` the next request would begin in the middle of it.
     headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
+    headers.append((b"content-length", str(len(body)).encode()))
     await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    await send({"type": "http.response.body", "body": body, "more_body": True})
+    await _discard(receive)
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def _discard(receive: Receive) -> None:
+    """Most clients send all before they read anything. To hang up on what they send would lose them the answer."""
+    left, more = REST_BYTES, True
+    with anyio.move_on_after(REST_SECONDS):
+        while more and left > 0:
+            message = await receive()
+            left -= len(message.get("body", b""))
+            more = message.get("more_body", False)

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from torchcaps.errors import UserError
 
-MOST_BYTES = 1 << 20
-MOST_SIDE = 2048
+MOST_BYTES = 1 << 20  # of a picture file
+MOST_SIDE = 2048  # of a picture file
 FORMATS = ("PNG", "JPEG", "WEBP")  # no other decoder of Pillow ever sees what a client sent
 BOX = 20 / 28  # share of the picture that the ink of MNIST was fitted into
 FAINT = 0.1  # below it, a pixel is paper
@@ -75,8 +75,24 @@ def _grey(image: Image.Image) -> Image.Image:
 
 def white_on_black(grey_HW: Tensor) -> Tensor:
     """Inverted if its border is light: then it is dark ink on white paper."""
-    border = torch.cat([grey_HW[0], grey_HW[-1], grey_HW[:, 0], grey_HW[:, -1]])
-    return 1 - grey_HW if border.mean() > 0.5 else grey_HW
+    return 1 - grey_HW if _border(grey_HW).mean() > 0.5 else grey_HW
+
+
+def _border(grey_HW: Tensor) -> Tensor:
+    return torch.cat([grey_HW[0], grey_HW[-1], grey_HW[:, 0], grey_HW[:, -1]])
+
+
+def ink(grey_HW: Tensor) -> Tensor:
+    """White on black without the paper, which photographs show grey, noisy and unevenly lit.
+
+    Paper is what the border is made of, ink what stands out from it: the darkest of it becomes white.
+    """
+    border = _border(grey_HW)
+    paper = border.median()
+    spread = (border - paper).abs().median() / 0.6745  # the standard deviation of a normal one, whatever crosses it
+    rest = (grey_HW - paper - 4 * spread).clamp_min(0)
+    most = rest.max()
+    return rest / most if most > FAINT else torch.zeros_like(rest)
 
 
 def fit(grey_HW: Tensor, height: int, width: int) -> Tensor:

@@ -7,8 +7,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
 MOST_TEXT = 1_400_200  # base64 of 1 MiB, and the words of a data URL before it
-MOST_SIDE = 1024  # of an array of pixels
+MOST_ROWS = 1024  # of an array of pixels, and values in a row
 MOST_CLASSES = 1000
+MOST_FIELDS = 32  # of an object: more than any question has
 IMAGES = ("image", "compare")  # the fields that hold one: below them, the kind of image is no part of the path
 MOVES = {  # of a picture, and how far each may go
     "rotate": (-180.0, 180.0),
@@ -25,7 +26,10 @@ SEVEN = {  # a picture to try the API with
 
 
 class Request(BaseModel):
-    """Nothing is guessed: an unknown field is an error, and a number is never read out of a string."""
+    """Nothing is guessed: an unknown field is an error, and a number is never read out of a string.
+
+    Lists fail fast: only the first thing wrong is told, and to collect a million others takes seconds.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -44,7 +48,9 @@ class Picture(Request):
         description="A PNG, JPEG or WebP file in base64, with or without `data:image/png;base64,` before it: at most "
         "1 MiB and 2048×2048 pixels. Dark ink on light paper is inverted.",
     )
-    centre: bool = Field(False, description="Fit the ink into the middle, as in MNIST.")
+    centre: bool = Field(
+        False, description="Take the paper away, make the ink white, and fit it into the middle, as in MNIST."
+    )
 
 
 def _whole(value: Any) -> Any:
@@ -54,15 +60,25 @@ def _whole(value: Any) -> Any:
 
 WHOLE = BeforeValidator(_whole)
 Level = Annotated[float, Field(ge=0, le=1)]
-Row = Annotated[list[Level], Field(min_length=1, max_length=MOST_SIDE)]
+Row = Annotated[list[Level], Field(min_length=1, max_length=MOST_ROWS, fail_fast=True)]
 
 
 class Pixels(Request):
     """The grey values themselves."""
 
-    pixels: Annotated[list[Row], Field(min_length=1, max_length=MOST_SIDE)] = Field(
+    pixels: Annotated[list[Row], Field(min_length=1, max_length=MOST_ROWS, fail_fast=True)] = Field(
         description="Rows of the model's own size; 1 is white ink, 0 black paper.",
     )
+
+
+def too_many_fields(value: Any) -> bool:
+    """Whether an object, or one inside it, has more fields than any that is asked for.
+
+    To be known before validation, which writes an error for each. Objects in lists never get that far.
+    """
+    if not isinstance(value, dict):
+        return False
+    return len(value) > MOST_FIELDS or any(too_many_fields(each) for each in value.values())
 
 
 def _kind(value: Any) -> str:
@@ -88,7 +104,7 @@ class PredictRequest(Request):
     top: Annotated[int, Field(ge=1, le=5, description="How many of the longest capsules are decoded."), WHOLE] = 1
     decode: Annotated[
         list[ClassIndex] | None,
-        Field(min_length=1, max_length=5, description="Decode these classes instead of the longest."),
+        Field(min_length=1, max_length=5, fail_fast=True, description="Decode these classes instead of the longest."),
     ] = None
     iterations: Iterations = None
 
@@ -97,7 +113,7 @@ class ReconstructRequest(Request):
     model_config = _example({"class": 7, "pose": [0.2, -0.2] * 8})
 
     class_: ClassIndex = Field(alias="class", description="The class whose capsule has this pose.")
-    pose: Annotated[list[Annotated[float, Field(ge=-10, le=10)]], Field(min_length=1, max_length=256)]
+    pose: Annotated[list[Annotated[float, Field(ge=-10, le=10)]], Field(min_length=1, max_length=256, fail_fast=True)]
     model: Name = None
     sweep: Annotated[bool, Field(description="Also change each dimension in turn by −0.25 … 0.25.")] = False
     compare: AnyImage | None = None

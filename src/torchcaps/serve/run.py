@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+from typing import Any
 
 from rich.console import Console
 
 from torchcaps.errors import UserError
 
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
 CONNECTIONS = 1000  # beyond them, 503: what waits for an answer takes memory
 
 
@@ -18,40 +18,44 @@ def serve(name: str, host: str, port: int, console: Console) -> None:
     try:
         import uvicorn
 
-        from torchcaps.serve.app import create_app
+        from torchcaps.serve.app import LOOPBACK, create_app
     except ModuleNotFoundError as error:
         raise UserError(f"the explorer needs {error.name}: install it with pip install 'torchcaps[serve]'") from None
     from torchcaps.serve.exhibits import open_exhibits
     from torchcaps.serve.explorer import Explorer
 
-    local = is_loopback(host)
     with _listen(host, port) as listening:
-        app = create_app(
-            Explorer(open_exhibits(name)), hosts=[_in_url(each) for each in (*LOOPBACK, host)] if local else None
-        )
-        place = f"http://{_in_url(host)}:{listening.getsockname()[1]}"
+        address, port = listening.getsockname()[:2]
+        local = is_loopback(address)
+        names = (*LOOPBACK, _in_url(address), _in_url(host.lower()))
+        app = create_app(Explorer(open_exhibits(name)), hosts=names if local else None)
+        place = f"http://{_in_url(host or address)}:{port}"
         console.print(f"the explorer is at {place} (Ctrl-C ends it)", soft_wrap=True, highlight=False, markup=False)
         if not local:
             console.print(
                 "note: whoever can reach this machine can use it; leave --host away to keep it to yourself",
                 soft_wrap=True,
             )
-        config = uvicorn.Config(
-            app,
-            log_level="warning",
-            server_header=False,
-            limit_concurrency=CONNECTIONS,
-            timeout_graceful_shutdown=3,
-        )
-        uvicorn.Server(config).run(sockets=[listening])
+        uvicorn.Server(uvicorn.Config(app, **settings())).run(sockets=[listening])
 
 
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach it."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+def settings() -> dict[str, Any]:
+    """Of uvicorn."""
+    from torchcaps.serve.connections import Connection
+
+    return {
+        "http": Connection,
+        "ws": "none",
+        "log_level": "warning",
+        "server_header": False,
+        "limit_concurrency": CONNECTIONS,
+        "timeout_graceful_shutdown": 3,
+    }
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this machine can reach it: an address that was listened on, since names may lead anywhere."""
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
 def _in_url(host: str) -> str:

@@ -17,7 +17,7 @@ def pytest_collection_modifyitems(items):
     if chromium() is None:
         for item in items:
             if "browser" in item.path.parts:
-                item.add_marker(pytest.mark.skip(reason="no Chromium on this machine"))
+                item.add_marker(pytest.mark.skip(reason="no Chromium, or no Playwright to drive it"))
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+try:
+    from playwright.sync_api import expect, sync_playwright
+except ModuleNotFoundError:  # then the tests of the browser are skipped, and say so
+    expect = sync_playwright = None
+
 NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
 PANELS = ("draw", "pose", "routing", "overlap", "transform")
 Stroke = Sequence[tuple[float, float]]
@@ -40,8 +45,8 @@ SEVEN: list[Stroke] = [
 
 
 def chromium() -> str | None:
-    """Where this machine has a Chromium, if it has one."""
-    return next(filter(None, map(shutil.which, NAMES)), None)
+    """Where this machine has a Chromium that can be driven, if it has one."""
+    return sync_playwright and next(filter(None, map(shutil.which, NAMES)), None)
 
 
 @contextmanager
@@ -62,8 +67,6 @@ def serving(*arguments: str) -> Iterator[str]:
 
 @contextmanager
 def browsing():
-    from playwright.sync_api import sync_playwright
-
     with sync_playwright() as playwright:
         # Containers often run as root, where Chromium has no sandbox; it sees no page but ours.
         browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])

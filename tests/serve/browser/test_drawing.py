@@ -6,10 +6,8 @@ import base64
 import io
 
 import pytest
-from driver import SEVEN, THREE, draw, touch
+from driver import SEVEN, THREE, draw, expect, settle, touch
 from PIL import Image, ImageDraw
-
-expect = pytest.importorskip("playwright.sync_api").expect
 
 DROP = """([bytes, name, type]) => {
   const data = new DataTransfer();
@@ -121,3 +119,61 @@ def test_a_bad_file_is_said_and_changes_nothing(page, name, content):
     draw(page, SEVEN)
     wins(page, 7)
     expect(page.locator("#message")).to_be_empty()
+
+
+def test_a_stroke_ended_from_the_keyboard_stays_ended(page):
+    """Whatever is pressed while the hand still draws, nothing breaks, and the next stroke is whole."""
+    wins(page, 5)
+    box = page.locator("#pad canvas").bounding_box()
+    for key in ("Backspace", "Control+z", "Delete", "Escape", "Space", "ArrowLeft"):
+        page.mouse.move(box["x"] + 60, box["y"] + 60)
+        page.mouse.down()
+        page.mouse.move(box["x"] + 90, box["y"] + 90, steps=3)
+        page.keyboard.press(key)
+        page.mouse.move(box["x"] + 160, box["y"] + 90, steps=3)
+        page.mouse.up()
+    page.get_by_role("button", name="Clear").click()
+    draw(page, THREE)
+    wins(page, 3)
+
+
+def test_clearing_lifts_the_pen_of_the_keyboard(page):
+    wins(page, 5)
+    page.locator("#pad canvas").press("Space")
+    for key in ("ArrowDown", "Delete", "ArrowDown", "ArrowDown"):
+        page.keyboard.press(key)
+    settle(page)
+    expect(page.locator("#verdict")).to_have_text("Draw a digit.")
+    expect(page.locator("#pad .pen.down")).to_have_count(0)
+
+
+def test_the_greeting_makes_way_again_after_undo(page):
+    wins(page, 5)
+    draw(page, THREE)
+    wins(page, 3)
+    page.get_by_role("button", name="Undo").click()
+    wins(page, 5)
+    draw(page, SEVEN)
+    wins(page, 7)
+
+
+def test_keys_of_the_browser_are_left_to_it(page):
+    wins(page, 5)
+    taken = """(key) => !document.querySelector("#pad canvas").dispatchEvent(
+      new KeyboardEvent("keydown", { ...key, bubbles: true, cancelable: true }))"""
+    assert page.evaluate(taken, {"key": "ArrowLeft"})
+    assert not page.evaluate(taken, {"key": "ArrowLeft", "altKey": True})
+    assert not page.evaluate(taken, {"key": "Delete", "ctrlKey": True})
+
+
+def test_a_file_dropped_on_another_panel_is_opened_in_the_first(open_page):
+    page = open_page("overlap")
+    expect(page.locator("#pair-verdict")).not_to_be_empty()
+    page.evaluate(DROP, [base64.b64encode(b"no picture").decode(), "notes.txt", "image/png"])
+    expect(page.locator("#message")).to_be_visible()
+    page.get_by_role("button", name="Clear").first.click()
+    expect(page.locator("#message")).to_be_empty()
+    page.get_by_role("tab", name="Overlap").click()
+    page.evaluate(DROP, [base64.b64encode(written(THREE)).decode(), "three.png", "image/png"])
+    expect(page.locator("#panel-draw")).to_be_visible()
+    wins(page, 3)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from driver import PANELS, SEVEN, draw
+from driver import PANELS, SEVEN, draw, expect, settle
 
 from torchcaps.models import shipped_models
-
-expect = pytest.importorskip("playwright.sync_api").expect
 
 # Text whose colour stands out less than 4.5 : 1 (3 : 1 where it is large) from what is behind it.
 FAINT = """() => {
@@ -149,16 +147,17 @@ def test_two_digits_by_keyboard(open_page):
     expect(page.locator("#pair-verdict")).to_have_text("A 3 and a 0.")
 
 
-def test_a_phone_never_scrolls_sideways(open_page):
-    page = open_page(viewport={"width": 360, "height": 740}, has_touch=True, is_mobile=True)
+@pytest.mark.parametrize("width", [320, 360])
+def test_a_phone_never_scrolls_sideways(open_page, width):
+    page = open_page(viewport={"width": width, "height": 740}, has_touch=True, is_mobile=True)
     for panel in PANELS:
         page.get_by_role("tab", name=panel).tap()
         ready(page, panel)
         if panel == "pose":
             page.get_by_role("button", name="Sweep").tap()
             expect(page.locator(".strip")).to_be_visible()
-        assert page.evaluate("document.documentElement.scrollWidth") == 360, panel
-        assert page.evaluate(BEYOND, 361) == [], panel
+        assert page.evaluate(BEYOND, width + 1) == [], panel
+        assert page.evaluate("document.documentElement.scrollWidth") == width, panel
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -224,6 +223,34 @@ def test_a_server_that_goes_away_is_said_and_waited_for(open_page, complaints):
         page.unroute(path)
     winner(page, 7)  # what was drawn meanwhile is asked again
     expect(page.locator("#trouble")).to_be_hidden()
+
+
+def test_sliders_stay_where_they_were_while_the_server_was_away(open_page, complaints):
+    complaints.append("net::ERR_FAILED")
+    page = open_page("pose")
+    ready(page, "pose")
+    page.locator("#pose-4").fill("0.25")
+    settle(page)
+    page.route("**/api/*", lambda route: route.abort())
+    page.locator("#pose-7").fill("-0.2")
+    expect(page.locator("#trouble")).to_be_visible()
+    page.unroute("**/api/*")
+    expect(page.locator("#trouble")).to_be_hidden()
+    settle(page)
+    assert (page.input_value("#pose-4"), page.input_value("#pose-7")) == ("0.25", "-0.2")
+
+
+def test_a_server_that_says_nothing_is_away(open_page):
+    page = open_page()
+    ready(page, "draw")
+    page.evaluate(
+        "() => { const { timeout } = AbortSignal; AbortSignal.timeout = () => timeout.call(AbortSignal, 300); }"
+    )
+    page.route("**/api/predict", lambda route: None)
+    draw(page, SEVEN)
+    expect(page.locator("#trouble")).to_have_text("The server does not answer. Trying again…")
+    page.unroute("**/api/predict")
+    winner(page, 7)
 
 
 def test_what_the_server_refuses_is_shown_as_text(open_page, complaints):

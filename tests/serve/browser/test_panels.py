@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
-from driver import SEVEN, THREE, draw, settle
+from driver import SEVEN, THREE, draw, expect, settle
 
 from torchcaps.models import shipped_models
-
-expect = pytest.importorskip("playwright.sync_api").expect
 
 
 def source(page, selector):
@@ -123,7 +123,7 @@ def test_two_digits_give_two_reconstructions(open_page):
     assert len({first, second, missing}) == 3
     expect(page.locator("#probe-text")).to_contain_text("the 3 explains")
     here = page.inner_text("#probe-text")
-    page.locator("#probe img").press("ArrowLeft")
+    page.locator("#probe").press("ArrowLeft")
     expect(page.locator("#probe-text")).not_to_have_text(here)
     asked = source(page, "#other-picture")
     page.locator("#other").get_by_role("button", name="8").click()
@@ -209,3 +209,121 @@ def picture_and_frame(page):
     corners = page.locator("#stage polygon").get_attribute("points").split()
     frame = np.array([[float(number) for number in corner.split(",")] for corner in corners])
     return np.array(page.evaluate(greys)).reshape(28, 28), frame
+
+
+def slow(page, path, seconds=0.4):
+    """Every question of this kind is answered so much later."""
+
+    def later(route):
+        time.sleep(seconds)
+        route.continue_()
+
+    page.route(path, later)
+
+
+def count(page, path):
+    """A list that grows with every question of this kind."""
+    asked = []
+    page.on("request", lambda request: path in request.url and asked.append(request.post_data_json))
+    return asked
+
+
+def test_a_place_chosen_before_the_first_answer_is_asked_for_once(open_page):
+    page = open_page()
+    settle(page)
+    asked = count(page, "api/routing")
+    slow(page, "**/api/routing")
+    page.get_by_role("tab", name="Routing").click()
+    page.locator("#places button").nth(8).click()
+    expect(page.locator("#part-title")).to_contain_text("row 2, column 3")
+    settle(page)
+    page.wait_for_timeout(500)
+    assert len(asked) <= 3
+    assert asked[-1]["part"]["row"] == 1
+
+
+def test_a_pinned_class_is_let_go_by_a_second_click_and_by_a_new_drawing(open_page):
+    page = open_page("routing")
+    title = page.locator("#heat-title")
+    expect(title).to_have_text("Support for 5")
+    three = page.locator("#routing-classes button").nth(3)
+    for expected in ("Support for 3", "Support for 5", "Support for 3"):
+        three.click()
+        title.hover()
+        expect(title).to_have_text(expected)
+    draw(page, SEVEN)
+    expect(title).to_have_text("Support for 7")
+
+
+def test_the_tab_key_leads_to_what_is_shown(open_page):
+    page = open_page("routing")
+    expect(page.locator("#part-title")).to_contain_text("The part of type")
+    words = page.inner_text("#part-title").replace(",", "").split()
+    kind, row, column = (int(words[words.index(word) + 1]) for word in ("type", "row", "column"))
+    stops = [page.locator(f"{host} [tabindex='0']") for host in ("#routing-classes", "#places", "#types")]
+    assert [stop.count() for stop in stops] == [1, 1, 1]
+    assert stops[0].inner_text().startswith("5")
+    assert stops[1].get_attribute("aria-label") == f"row {row}, column {column}"
+    assert stops[2].get_attribute("aria-label") == f"type {kind}"
+    stops[0].focus()
+    page.keyboard.press("Tab")
+    expect(page.locator("#heat-title")).to_have_text("Support for 5")  # passing by pins nothing
+
+
+def test_the_curve_is_that_of_the_last_setting(open_page):
+    page = open_page("transform")
+    curve = page.locator("#curve-capsules .strong").first
+    expect(curve).to_be_attached()
+    settle(page)
+    first = curve.get_attribute("points")
+    slow(page, "**/api/transform")
+    page.locator("#along-scale").check()
+    page.wait_for_timeout(100)
+    page.locator("#along-rotate").check()
+    settle(page)
+    expect(page.locator("#curve-cnn .axis")).to_have_text("turn")
+    page.locator("#knob-shear").fill("0.6")
+    page.wait_for_timeout(100)
+    page.get_by_role("button", name="Put it back").click()
+    settle(page)
+    expect(curve).to_have_attribute("points", first)
+
+
+def test_nothing_is_left_of_a_drawing_that_was_cleared(open_page):
+    page = open_page("pose")
+    becomes(page, "#pose-redrawn", "static/blank.svg")
+    page.get_by_role("button", name="Sweep").click()
+    expect(page.locator(".strip")).to_be_visible()
+    page.get_by_role("tab", name="Routing").click()
+    expect(page.locator("#part-title")).to_contain_text("row")
+    page.get_by_role("button", name="Clear").first.click()
+    expect(page.locator("#heat-title")).to_have_text("Support")
+    expect(page.locator("#part-title")).to_have_text("One part")
+    expect(page.locator("#places [aria-pressed=true], #types [aria-pressed=true]")).to_have_count(0)
+    page.get_by_role("tab", name="Pose").click()
+    expect(page.locator(".strip")).to_have_count(0)
+
+
+def test_a_long_stroke_can_be_arranged(page):
+    """As many points as an hour of scribbling has."""
+    box = page.evaluate("""async () => {
+      const { arranged } = await import("/static/pair.js");
+      const points = Array.from({ length: 300_000 }, (_, i) => [(i % 100) / 100, (i % 70) / 100, 1]);
+      return arranged([{ layer: 0, width: 0.1, points }])[0].points.length;
+    }""")
+    assert box == 300_000
+
+
+@pytest.mark.skipif("capsnet-multimnist" not in shipped_models(), reason="weights for pairs are not shipped")
+def test_a_network_of_pairs_that_is_served_itself_finds_two_digits(open_page):
+    page = open_page("draw")
+
+    def alone(route):
+        answer = route.fetch().json()
+        (pairs,) = (model for model in answer["models"] if model["pairs"])
+        route.fulfill(json={"default": pairs["name"], "models": [{**pairs, "role": "main"}]})
+
+    page.route("**/api/model", alone)
+    page.reload()
+    page.get_by_role("tab", name="Overlap").click()
+    expect(page.locator("#pair-verdict")).to_have_text("A 2 and a 7.")

@@ -6,6 +6,9 @@ class Refused extends Error {}
 /** No answer came at all. */
 export class Away extends Error {}
 
+const PATIENCE = 20_000;      // milliseconds until a server that says nothing is taken to be away
+const WHILE_DRAWING = 60;     // milliseconds between two questions during a stroke
+
 let onTheWay = 0;
 
 /** While a question is on its way, the page says that it is busy. */
@@ -28,19 +31,32 @@ async function answerTo(path, body) {
   };
   let response;
   try {
-    response = await fetch(path, request);
+    response = await fetch(path, { ...request, signal: AbortSignal.timeout(PATIENCE) });
   } catch {
     throw new Away("The server does not answer.");
   }
   let answer = null;
   try {
     answer = await response.json();
-  } catch {
-    // Not JSON: an error page of a proxy, or an answer cut off. Said below.
+  } catch (error) {
+    if (!(error instanceof SyntaxError)) throw new Away("The server does not answer.");      // it stopped on the way
+    // Not JSON: an error page of a proxy. Said below.
   }
   if (response.ok && answer !== null) return answer;
   if ([502, 503, 504].includes(response.status)) throw new Away("The server does not answer.");
   throw new Refused(typeof answer?.detail === "string" ? answer.detail : `The server could not answer (${response.status}).`);
+}
+
+/** A function of whether a drawing is finished: then it calls `act` at once, and before that only now and then. */
+export function paced(act) {
+  let due = null;
+  return (finished) => {
+    if (!finished && due !== null) return;
+    clearTimeout(due);
+    due = null;
+    if (finished) act();
+    else due = setTimeout(() => { due = null; act(); }, WHILE_DRAWING);
+  };
 }
 
 const pause = (milliseconds) => new Promise((resolve) => setTimeout(resolve, milliseconds));

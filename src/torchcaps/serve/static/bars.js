@@ -2,7 +2,7 @@
 
 import { h, round, roving } from "./dom.js";
 
-/** `pick(index, how)`, if given, makes every row a button: how is "hover", "leave" or "pin". */
+/** `pick(index, how)`, if given, makes every row a button: how is "hover" (or focus), "leave" or "pin". */
 export function classBars(host, classes, pick = null) {
   const rows = classes.map((name, index) => {
     const value = h("span", { class: "value" });
@@ -10,12 +10,13 @@ export function classBars(host, classes, pick = null) {
     const inside = [h("span", { class: "name" }, name), h("span", { class: "track" }, fill), value];
     const row = pick === null ? h("div", { class: "bar" }, ...inside) : h("button", { class: "bar", type: "button",
       onpointerenter: () => pick(index, "hover"), onpointerleave: () => pick(index, "leave"),
-      onclick: () => pick(index, "pin"), onfocus: (event) => event.target.matches(":focus-visible") && pick(index, "pin"),
+      onclick: () => pick(index, "pin"), onblur: () => pick(index, "leave"),
+      onfocus: (event) => event.target.matches(":focus-visible") && pick(index, "hover"),
     }, ...inside);
     return { row, fill, value };
   });
   host.replaceChildren(...rows.map(({ row }) => row));
-  if (pick) roving(rows.map(({ row }) => row), 1);
+  const focus = pick && roving(rows.map(({ row }) => row), 1);
 
   return {
     /** `kinds[index]` is a class name for the row: "won", "first", "second", … */
@@ -26,7 +27,11 @@ export function classBars(host, classes, pick = null) {
         row.dataset.kind = kinds[index] ?? "";
       });
     },
-    choose(index) { rows.forEach(({ row }, i) => row.setAttribute("aria-pressed", String(i === index))); },
+    /** The row that is pinned, if any, and the one that the Tab key leads to. */
+    choose(pinned, stop) {
+      rows.forEach(({ row }, i) => row.setAttribute("aria-pressed", String(i === pinned)));
+      focus.settle(stop);
+    },
     clear() { this.show(classes.map(() => 0)); },
   };
 }

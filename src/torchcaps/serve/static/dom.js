@@ -37,7 +37,8 @@ export function roving(items, columns = items.length) {
     });
   });
   settle(0);
-  return { settle };
+  // While one of them has the focus, that is the tab stop.
+  return { settle: (index) => { if (!items.includes(document.activeElement)) settle(index); } };
 }
 
 /** A slider with its label and value; `set` shows a value without calling `oninput`. */

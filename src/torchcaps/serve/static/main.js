@@ -1,6 +1,6 @@
 // Wires the page together: the models, the pad, and the panel in front.
 
-import { ask, Away, latest, serverBack } from "./api.js";
+import { ask, Away, latest, paced, serverBack } from "./api.js";
 import { $, round, roving, withArticle } from "./dom.js";
 import { drawPanel } from "./draw.js";
 import { overlapPanel } from "./overlap.js";
@@ -11,7 +11,6 @@ import { acceptDrops, exampleMarks, exampleSheet, readPicture, toolbar } from ".
 import { transformPanel } from "./transform.js";
 
 const NAMES = ["draw", "pose", "routing", "overlap", "transform"];
-const WHILE_DRAWING = 60;     // milliseconds between two questions during a stroke
 
 function trouble(text) {
   $("trouble").hidden = text === null;
@@ -33,14 +32,14 @@ async function start() {
   const { models } = await describe();
   const byRole = (role) => models.find((model) => model.role === role) ?? null;
   const page = {
-    model: byRole("main"), overlap: byRole("overlap"), comparison: byRole("comparison"),
+    model: byRole("main"), overlap: byRole("overlap") ?? (byRole("main").pairs ? byRole("main") : null),
+    comparison: byRole("comparison"),
     question: null,      // the image that the panels ask about, null while nothing is drawn
     answer: null,        // what /api/predict said of it
     failed,
   };
   for (const place of document.querySelectorAll(".pose-size")) place.textContent = page.model.pose;
-  $("about").textContent = [page.model, page.overlap, page.comparison].filter(Boolean)
-    .map((model) => model.name).join(" · ");
+  $("about").textContent = models.map((model) => model.name).join(" · ");
 
   const panels = { draw: drawPanel(page), pose: posePanel(page), routing: routingPanel(page),
     overlap: overlapPanel(page), transform: transformPanel(page) };
@@ -52,7 +51,7 @@ async function start() {
   }
 
   function again() {
-    changed(true);
+    question();
     panels[front].again?.();
   }
 
@@ -71,30 +70,24 @@ async function start() {
   }, failed);
 
   let opened = null;      // a picture file, and the mark it became: it goes as it came until somebody draws on it
-  const pad = new Pad($("pad"), { label: "Drawing pad", help: "pad-help", changed });
-  let due = null;
-  function changed(finished) {
-    if (!finished && due !== null) return;
-    clearTimeout(due);
-    const now = () => {
-      due = null;
-      if (pad.empty) return nothing();
-      const asOpened = opened !== null && pad.marks.length === 1 && pad.marks[0] === opened.mark;
-      predict({ image: { png: asOpened ? opened.png : pictureOf(pad.marks), centre: true }, model: page.model.name });
-    };
-    if (finished) now();
-    else due = setTimeout(now, WHILE_DRAWING);
+  const pad = new Pad($("pad"), { label: "Drawing pad", help: "pad-help", changed: paced(question) });
+  function question() {
+    if (pad.empty) return nothing();
+    const asOpened = opened !== null && pad.marks.length === 1 && pad.marks[0] === opened.mark;
+    predict({ image: { png: asOpened ? opened.png : pictureOf(pad.marks), centre: true }, model: page.model.name });
   }
 
   function nothing() {
     predict.forget();
     page.question = page.answer = null;
     delete $("verdict").dataset.winner;
+    $("message").textContent = "";
     $("verdict").textContent = "Draw a digit.";
     panels[front].answered();
   }
 
   async function open(file) {
+    if (front === "overlap") location.hash = "draw";      // where the pad is that takes pictures
     try {
       const png = await readPicture(file);
       const { seen } = await ask("api/predict", { image: { png, centre: true }, model: page.model.name });

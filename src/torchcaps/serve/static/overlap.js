@@ -1,6 +1,6 @@
 // Overlap: two digits on top of each other, and whose ink is whose.
 
-import { latest } from "./api.js";
+import { Away, latest, paced } from "./api.js";
 import { classBars } from "./bars.js";
 import { $, h, round, roving, sentence, withArticle } from "./dom.js";
 import { picture } from "./draw.js";
@@ -27,7 +27,10 @@ export function overlapPanel(page) {
   let other = null;        // the class asked for, whether there or not
   let winners = [];
 
-  const failed = (error) => { $("pair-message").textContent = error.message; page.failed(error); };
+  const failed = (error) => {
+    if (error instanceof Away) page.failed(error);
+    else $("pair-message").textContent = error.message;
+  };
   const predict = latest("api/predict", show, failed);
   const askOther = latest("api/predict", showOther, failed);
   const question = () => ({ image: { png: pictureOf(arranged(pad.marks)), centre: false }, model: model.name });
@@ -83,26 +86,19 @@ export function overlapPanel(page) {
     if (!pad.empty) askOther({ ...question(), decode: [other] });
   }
 
-  const pad = new Pad($("pair-pad"), { label: "Drawing pad for two digits", help: "pad-help", layers: 2, changed });
+  const pad = new Pad($("pair-pad"), { label: "Drawing pad for two digits", help: "pair-help", layers: 2, changed: paced(ask) });
   pad.brush *= SHARE;
-  let due = null;
-  function changed(finished) {
-    if (!finished && due !== null) return;
-    clearTimeout(due);
-    const now = () => {
-      due = null;
-      if (pad.empty) blank();
-      else predict({ ...question(), top: 2 });
-    };
-    if (finished) now();
-    else due = setTimeout(now, 80);
+  function ask() {
+    if (pad.empty) blank();
+    else predict({ ...question(), top: 2 });
   }
 
   function blank() {
     predict.forget();
     askOther.forget();
     for (const id of ["pair-first", "pair-second", "pair-missing", "other-picture"]) picture(id, null);
-    for (const id of ["pair-first-name", "pair-second-name", "other-note"]) $(id).textContent = "";
+    for (const id of ["pair-first-name", "pair-second-name", "other-note", "pair-message"]) $(id).textContent = "";
+    for (const button of choices) button.dataset.kind = "";
     probe.blank();
     bars.clear();
     $("pair-verdict").textContent = "Draw two digits, one in each colour.";
@@ -130,6 +126,6 @@ export function overlapPanel(page) {
       pad.replace([...example(2, 0, 0), ...example(7, 0, 1)], { greeting: true });
       pad.past = [];
     },
-    again: () => changed(true),
+    again: ask,
   };
 }

@@ -64,6 +64,7 @@ export class Pad {
   /** `marks` instead of what is there; undo brings that back. `greeting` marks make way for the first own stroke. */
   replace(marks, { greeting = false, layer = null } = {}) {
     const kept = layer === null ? [] : this.marks.filter((mark) => mark.layer !== layer);
+    this.#lift(false);
     this.#keep([...kept, ...marks]);
     this.greeting = greeting;
     this.changed(true);
@@ -76,13 +77,13 @@ export class Pad {
   undo() {
     if (this.past.length === 0) return;
     this.#lift(false);
-    this.marks = this.past.pop();
+    Object.assign(this, this.past.pop());
     this.#render();
     this.changed(true);
   }
 
   #keep(marks) {
-    this.past.push(this.marks);
+    this.past.push({ marks: this.marks, greeting: this.greeting });
     this.past = this.past.slice(-100);
     this.marks = marks;
     this.#render();
@@ -93,6 +94,7 @@ export class Pad {
     this.#keep(this.greeting ? [this.stroke] : [...this.marks, this.stroke]);
     this.greeting = false;
     this.changed(false);
+    return this.stroke;
   }
 
   #extend(...points) {
@@ -111,6 +113,7 @@ export class Pad {
   #listenToPointer() {
     const canvas = this.canvas;
     let active = null;
+    let own = null;      // its stroke, which undo and clear may end before the hand does
     const where = (event) => {
       const box = canvas.getBoundingClientRect();
       const pressure = event.pointerType === "pen" && event.pressure > 0 ? 0.5 + event.pressure : 1;
@@ -121,17 +124,17 @@ export class Pad {
       active = event.pointerId;
       canvas.setPointerCapture(active);
       this.#lift(false);
-      this.#begin(where(event));
+      own = this.#begin(where(event));
     });
     canvas.addEventListener("pointermove", (event) => {
-      if (event.pointerId !== active) return;
+      if (event.pointerId !== active || this.stroke !== own) return;
       const between = event.getCoalescedEvents?.() ?? [];
       this.#extend(...(between.length ? between : [event]).map(where));
     });
     const end = (event) => {
       if (event.pointerId !== active) return;
       active = null;
-      this.#lift();
+      if (this.stroke === own) this.#lift();
     };
     canvas.addEventListener("pointerup", end);
     canvas.addEventListener("pointercancel", end);
@@ -140,20 +143,23 @@ export class Pad {
   #listenToKeys() {
     const held = new Set();
     let at = [0.5, 0.25];
+    let own = null;      // the pen's stroke; a hand may be drawing another
+    const down = () => own !== null && this.stroke === own;
     const show = () => {
       this.pen.style.setProperty("--x", at[0]);
       this.pen.style.setProperty("--y", at[1]);
     };
     show();
     this.canvas.addEventListener("keydown", (event) => {
-      const undo = event.key === "Backspace" || ((event.ctrlKey || event.metaKey) && event.key === "z");
-      if (undo) this.undo();
+      const command = event.ctrlKey || event.metaKey;
+      if (event.altKey || (command && event.key !== "z")) return;      // the browser's own: Alt and an arrow go back
+      if (event.key === "Backspace" || (command && event.key === "z")) this.undo();
       else if (event.key === "Delete") this.clear();
-      else if (event.key === "Escape") this.#lift();
+      else if (event.key === "Escape" && down()) this.#lift();
       else if (event.key === " " && !event.repeat) {
-        if (this.stroke) this.#lift();
-        else {
-          this.#begin([...at, 1]);
+        if (down()) this.#lift();
+        else if (this.stroke === null) {
+          own = this.#begin([...at, 1]);
           this.pen.classList.add("down");
         }
       } else if (event.key in STEPS) {
@@ -162,12 +168,12 @@ export class Pad {
         const move = [...held].map((key) => STEPS[key]);
         at = at.map((value, axis) => Math.min(1, Math.max(0, value + step * move.reduce((sum, m) => sum + m[axis], 0))));
         show();
-        if (this.stroke) this.#extend([...at, 1]);
+        if (down()) this.#extend([...at, 1]);
       } else return;
       event.preventDefault();
     });
     this.canvas.addEventListener("keyup", (event) => held.delete(event.key));
-    this.canvas.addEventListener("blur", () => { held.clear(); this.#lift(); });
+    this.canvas.addEventListener("blur", () => { held.clear(); if (down()) this.#lift(); });
   }
 
   #render() {

@@ -6,8 +6,14 @@ const WHOLE = 34 / 36;       // what both of them may take up
 /** The box around marks, pen included: [[left, right], [top, bottom]]. */
 function boxOf(marks) {
   return [0, 1].map((axis) => {
-    const reach = (sign) => marks.flatMap(({ points, width }) => points.map((point) => point[axis] + (sign * width) / 2));
-    return [Math.min(...reach(-1)), Math.max(...reach(+1))];
+    const box = [Infinity, -Infinity];      // not by Math.min(...): a long stroke has more points than a call has arguments
+    for (const { points, width } of marks) {
+      for (const point of points) {
+        box[0] = Math.min(box[0], point[axis] - width / 2);
+        box[1] = Math.max(box[1], point[axis] + width / 2);
+      }
+    }
+    return box;
   });
 }
 

@@ -77,6 +77,8 @@ export function posePanel(page) {
       if (shown === page.answer && shown !== null) return;
       shown = page.answer;
       const decoded = page.answer?.decoded[0] ?? null;
+      const same = decoded && capsule?.class === decoded.class && decoded.pose.every((value, i) => value === capsule.pose[i]);
+      if (same) return;      // asked again after the server was away: what the sliders were moved to is kept
       capsule = decoded && { class: decoded.class, pose: decoded.pose };
       reconstruct.forget();
       reset();
@@ -87,6 +89,7 @@ export function posePanel(page) {
       });
       picture("pose-seen", page.answer?.seen);
       picture("pose-redrawn", decoded?.reconstruction);
+      if (capsule === null) $("sweep").replaceChildren();
       if (sweeping()) redraw();
     },
     again: redraw,

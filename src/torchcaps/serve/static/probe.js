@@ -8,8 +8,10 @@ const STEPS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowD
 export class Probe {
   constructor(host, text, height, width) {
     Object.assign(this, { text, height, width, at: [Math.floor(width / 2), Math.floor(height / 2)], values: null });
-    this.image = h("img", { class: "picture", tabindex: 0,
-      alt: "Both reconstructions, each in its colour. Arrow keys look at single pixels." });
+    this.image = h("img", { class: "picture", alt: "" });
+    Object.entries({ tabindex: 0, role: "application", "aria-describedby": text.id,
+      "aria-label": "Both reconstructions, each in its colour. Arrow keys look at single pixels." })
+      .forEach(([name, value]) => host.setAttribute(name, value));
     this.mark = h("span", { class: "pixel", hidden: true });
     this.mark.style.setProperty("--size", width);
     host.append(this.image, this.mark);
@@ -20,9 +22,9 @@ export class Probe {
     };
     this.image.addEventListener("pointermove", point);
     this.image.addEventListener("pointerdown", point);
-    this.image.addEventListener("keydown", (event) => {
+    host.addEventListener("keydown", (event) => {
       const step = STEPS[event.key];
-      if (!step) return;
+      if (!step || event.altKey || event.ctrlKey || event.metaKey) return;
       event.preventDefault();
       this.#move(this.at.map((value, axis) => value + step[axis]));
     });

@@ -16,7 +16,8 @@ export function routingPanel(page) {
   let seen = null;           // its picture, decoded
   let maps = [];             // its support, spread over the picture: maps[iteration][class]
   let hottest = 1;           // the most that any of them says
-  let pinned = null;         // the class clicked or focused; without one the winner
+  let asked = null;          // the image that it is about
+  let pinned = null;         // the class clicked; without one the winner
   let hovered = null;
   let part = { type: null, row: 0, column: 0 };
   let picked = false;        // whether somebody chose the part; until then it is one that says much
@@ -25,8 +26,8 @@ export function routingPanel(page) {
   slider.value = page.model.iterations;
 
   const bars = classBars($("routing-classes"), classes, (index, how) => {
-    if (how === "pin") pinned = index;
-    hovered = how === "hover" ? index : null;
+    if (how === "pin") pinned = pinned === index ? null : index;
+    else hovered = how === "hover" ? index : null;
     show();
   });
   const cells = Array.from({ length: grid.rows * grid.columns }, (_, i) => {
@@ -51,6 +52,8 @@ export function routingPanel(page) {
     maps = given.steps.map(({ support }) => support.map((places) => spread(places, grid, height, width)));
     hottest = Math.max(...maps.flat().map((map) => map.reduce((most, value) => Math.max(most, Math.abs(value)), 0))) || 1;
     if (!picked) part = loudest();
+    part.type ??= longestType(part);      // a place that was chosen before there was an answer
+    settle();
     show();
     if (!samePart(answer.part, part)) question();
   }, page.failed);
@@ -78,24 +81,28 @@ export function routingPanel(page) {
     picked = true;
     part = { ...part, ...change };
     if (change.type === undefined && answer) part.type = longestType(part);
-    placeFocus.settle(part.row * grid.columns + part.column);
-    if (part.type !== null) typeFocus.settle(part.type);
+    settle();
     if (answer) show();
     question();
   }
 
-  const current = (step) => hovered ?? pinned ?? step.lengths.indexOf(Math.max(...step.lengths));
+  function settle() {
+    placeFocus.settle(part.row * grid.columns + part.column);
+    typeFocus.settle(part.type ?? 0);
+  }
 
   function show() {
     if (!answer) return;
     const steps = answer.steps;
     const step = steps[slider.value - 1];
-    const chosen = current(steps[steps.length - 1]);
+    const { lengths } = steps[steps.length - 1];
+    const kept = pinned ?? lengths.indexOf(Math.max(...lengths));
+    const chosen = hovered ?? kept;
     $("iteration-value").textContent = `${slider.value} of ${steps.length}`;
     $("routing-sentence").textContent = `${classes[step.lengths.indexOf(Math.max(...step.lengths))]} is longest with `
       + `${round(Math.max(...step.lengths))}; the parts are undecided to ${(100 * step.entropy).toFixed(1)} %.`;
     bars.show(step.lengths, { [chosen]: "won" });
-    bars.choose(chosen);
+    bars.choose(pinned, kept);
 
     $("heat-title").textContent = `Support for ${classes[chosen]}`;
     paintHeat(canvas, seen, maps[slider.value - 1][chosen], hottest, height, width);
@@ -169,12 +176,26 @@ export function routingPanel(page) {
     ask.forget();
     answer = null;
     bars.clear();
+    bars.choose(null, 0);
     frame.hidden = true;
     canvas.getContext("2d").fillRect(0, 0, canvas.width, canvas.height);
+    $("heat-title").textContent = "Support";
+    $("part-title").textContent = "One part";
     $("routing-sentence").textContent = "Draw a digit to see its parts vote.";
     for (const id of ["votes", "entropy"]) $(id).replaceChildren();
-    for (const button of [...cells, ...types]) button.style.setProperty("--value", 0);
+    for (const button of [...cells, ...types]) {
+      button.style.setProperty("--value", 0);
+      button.title = "";
+      button.setAttribute("aria-pressed", "false");
+    }
   }
 
-  return { answered() { if (page.question) question(); else blank(); } };
+  return {
+    answered() {
+      if (page.question !== asked) pinned = null;
+      asked = page.question;
+      if (page.question) question();
+      else blank();
+    },
+  };
 }

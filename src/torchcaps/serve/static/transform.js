@@ -31,9 +31,11 @@ export function transformPanel(page) {
   const basis = (question, axis) => JSON.stringify({ ...question, along: axis, [axis]: null });
   let curveBasis = null;
 
+  const current = () => ({ image: page.question, model: page.model.name, ...setting });
+
   function ask() {
     if (!page.question) return;
-    const question = { image: page.question, model: page.model.name, ...setting };
+    const question = current();
     latestOnly(basis(question, along) === curveBasis ? question : { ...question, along });
     showCurves();
   }
@@ -68,6 +70,8 @@ export function transformPanel(page) {
       curve = answer.curve;
       curveBasis = basis(question, curve.along);
       showFilm();
+      // Meanwhile another may be wanted, which was not asked for because it was still there.
+      if (basis(current(), along) !== curveBasis) ask();
     }
     showCurves();
     const drawn = drawnClass();

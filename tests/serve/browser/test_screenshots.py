@@ -1,0 +1,28 @@
+"""The pictures of the documentation: that its script takes them all, and that they are pictures of something."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+ROOT = Path(__file__).parents[3]
+PAGES = "".join((ROOT / page).read_text(encoding="utf-8") for page in ("README.md", "docs/explorer.md"))
+
+
+def test_every_picture_of_the_documentation_is_taken(browser, server, tmp_path):
+    spec = importlib.util.spec_from_file_location("make_screenshots", ROOT / "docs" / "make_screenshots.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    script.take_all(browser, server, tmp_path)
+    taken = {path.name: np.asarray(Image.open(path).convert("L")) for path in tmp_path.iterdir()}
+    assert set(taken) == set(re.findall(r"pictures/(explorer-[a-z]+\.png)", PAGES))
+    for name, grey in taken.items():
+        with Image.open(ROOT / "docs" / "pictures" / name) as kept:
+            width, height = kept.size
+        assert grey.shape[1] == width == (720 if "phone" in name else 1770)
+        assert abs(grey.shape[0] - height) <= 0.1 * height  # fonts differ between machines
+        assert (np.abs(grey - np.median(grey)) > 40).mean() > 0.03  # something is drawn on the paper
