@@ -24,14 +24,15 @@ class Readable(Protocol):
     def read(self, size: int, /) -> bytes: ...
 
 
-def size_of(path: Path) -> int:
+def size_of(path: Path, remedy: str = "check the path") -> int:
     """Bytes of a regular file: to open a pipe would be to wait for ever, and a device may never end."""
     try:
         found = os.stat(path)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        raise UserError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+        raise UserError(f"cannot read {path} ({getattr(error, 'strerror', None) or error}): {remedy}") from error
     if not stat.S_ISREG(found.st_mode):
-        raise UserError(f"cannot read {path}: it is {'a folder' if stat.S_ISDIR(found.st_mode) else 'not a file'}")
+        what = "a folder" if stat.S_ISDIR(found.st_mode) else "a pipe or a device"
+        raise UserError(f"cannot read {path}, which is {what}: {remedy}")
     return found.st_size
 
 
@@ -44,9 +45,9 @@ def unpacked(size: int) -> int:
 def opened(path: Path, remedy: str) -> Iterator[tuple[BinaryIO, int]]:
     """The content of a file, gzipped or not, and the most bytes there can be of it; what is damaged is a UserError.
 
-    remedy  what to do about a damaged file
+    remedy  where to get a good one
     """
-    size = size_of(path)
+    size = size_of(path, remedy)
     try:
         with path.open("rb") as raw:
             zipped = raw.read(2) == GZIP_MAGIC
@@ -57,11 +58,11 @@ def opened(path: Path, remedy: str) -> Iterator[tuple[BinaryIO, int]]:
             with gzip.GzipFile(fileobj=raw) as file:
                 yield file, unpacked(size)  # type: ignore[misc]
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise UserError(f"{path} is a damaged gzip file ({error}): {remedy}") from error
+        raise UserError(f"{path} is a damaged gzip file ({error}): delete it and {remedy}") from error
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+        raise UserError(f"cannot read {path} ({error.strerror or error}): {remedy}") from error
     except MemoryError as error:
-        raise UserError(f"{path} does not fit in memory: {remedy}") from error
+        raise UserError(f"{path} does not fit in memory: delete it and {remedy}") from error
 
 
 def read_up_to(file: Readable, size: int) -> bytearray:

@@ -42,7 +42,7 @@ def read_cifar10(location: Path) -> tuple[Dataset, Dataset]:
 def _read_folder(folder: Path) -> dict[str, bytes]:
     contents = {}
     for name in TRAIN_FILES + TEST_FILES:
-        _check_size(name, folder, size_of(folder / name))
+        _check_size(name, folder, size_of(folder / name, f"fetch {ARCHIVE} again"))
         try:
             contents[name] = (folder / name).read_bytes()
         except OSError as error:

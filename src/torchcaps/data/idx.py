@@ -21,7 +21,7 @@ def read_idx(path: str | Path, dimensions: int | None = None) -> Tensor:
     dimensions  how many axes it must have: 3 for images (N, H, W), 1 for labels (N,)
     """
     path = Path(path)
-    with opened(path, AGAIN) as (file, at_most):
+    with opened(path, "fetch it again") as (file, at_most):
         return _parse(file, path, dimensions, at_most)
 
 

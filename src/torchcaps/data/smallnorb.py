@@ -38,7 +38,8 @@ MIDDLE, SPREAD = 0.5, 0.125  # of a standardised image
 
 TYPES = {0x1E3D4C51: "<f4", 0x1E3D4C53: "<f8", 0x1E3D4C54: "<i4", 0x1E3D4C55: "u1", 0x1E3D4C56: "<i2"}
 BLOCK = 1024  # images converted at a time: bounds the wider copy that the arithmetic needs
-AGAIN = f"delete it and fetch it again from {HOME}"
+FETCH = f"fetch it again from {HOME}"
+AGAIN = f"delete it and {FETCH}"
 
 
 class SmallNorb(NamedTuple):
@@ -161,7 +162,7 @@ def standardise(images: Tensor) -> Tensor:
 def read_matrix(path: str | Path) -> Tensor:
     """The array in a binary matrix file of bytes, shorts, integers, floats or doubles, gzipped or not."""
     path = Path(path)
-    with opened(path, AGAIN) as (file, at_most):
+    with opened(path, FETCH) as (file, at_most):
         code, shape = _read_header(file, path)
         return _read_values(file, path, code, shape, at_most)
 
@@ -222,7 +223,7 @@ def _read_set(files: Sequence[Path], toys: tuple[int, ...], size: int) -> tuple[
 
 def _expect(path: Path, kind: str, shape: tuple[int, ...]) -> Tensor:
     """(N, *shape) from a file that must hold just that; told from its header, before anything is read."""
-    with opened(path, AGAIN) as (file, at_most):
+    with opened(path, FETCH) as (file, at_most):
         code, found = _read_header(file, path)
         if code != kind or found[1:] != shape or found[0] > MOST_ROWS:
             has, wanted = (" × ".join(map(str, each)) for each in (found, ("N", *shape)))
