@@ -9,8 +9,8 @@ from collections.abc import Iterable
 class UserError(ValueError):
     """A mistake the user can put right; its message says what was wrong and what to do.
 
-    The command line prints the message without a traceback and exits with 2. Names of files and words from them are part
-    of messages, so what could move the cursor of a terminal, or end a line, is written as its escape.
+    The command line prints the message without a traceback and exits with 2. Names of files and words from them are
+    part of messages, so what could move the cursor of a terminal, or end a line, is written as its escape.
     """
 
     def __str__(self) -> str:
