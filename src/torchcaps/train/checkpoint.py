@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from torchcaps.errors import UserError
 from torchcaps.models import Discriminator, ImageModel
+from torchcaps.models.tensors import Unreadable, read_json, read_tensors
 
 FORMAT = "1"
 
@@ -66,7 +66,14 @@ class State:
         return {name: optimizer for name, optimizer in named.items() if optimizer is not None}
 
 
-_PLAIN = ("epoch", "batch", "step", "seconds", "totals", "history", "best", "data")
+_PLAIN: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("epoch", "batch", "step"), (int,)),
+    "seconds": (int, float),
+    "totals": (dict,),
+    "history": (list,),
+    "best": (int, float, type(None)),
+    "data": (str,),
+}
 
 
 def save_checkpoint(state: State, path: Path) -> None:
@@ -89,22 +96,34 @@ def save_checkpoint(state: State, path: Path) -> None:
 
 def load_checkpoint(state: State, path: Path) -> None:
     """Fill a state, made from the same recipe, with what was saved."""
+    if not path.exists():
+        raise UserError(f"{path} does not exist: there is nothing to resume")
     try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-    except FileNotFoundError:
-        raise UserError(f"{path} does not exist: there is nothing to resume") from None
-    except (SafetensorError, OSError) as error:
+        metadata, tensors = read_tensors(path)
+        if metadata.get("format") != FORMAT:
+            raise UserError(f"{path} is not a checkpoint of this version of torchcaps")
+        plain = _checked(read_json(metadata.get("state", "null")))
+    except Unreadable as error:
         raise UserError(f"the checkpoint {path} cannot be read: {error}") from error
-    if metadata.get("format") != FORMAT:
-        raise UserError(f"{path} is not a checkpoint of this version of torchcaps")
     try:
         _restore(state, tensors)
-    except (RuntimeError, KeyError, ValueError) as error:
-        raise UserError(f"the checkpoint {path} is of another model: {str(error).splitlines()[-1].strip()}") from error
-    for name, value in json.loads(metadata["state"]).items():
+    except (RuntimeError, KeyError, ValueError, TypeError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[-1].strip()
+        raise UserError(f"the checkpoint {path} is of another model: {reason}") from error
+    for name, value in plain.items():
         setattr(state, name, value)
+
+
+def _checked(plain: Any) -> dict[str, Any]:
+    """What a checkpoint says beside its tensors: all of it, each of its own kind, and nothing more."""
+    if not isinstance(plain, dict) or set(plain) != set(_PLAIN):
+        raise Unreadable("it does not say how far the run was")
+    for name, kinds in _PLAIN.items():
+        if not isinstance(plain[name], kinds) or isinstance(plain[name], bool):
+            raise Unreadable(f"{name} is {plain[name]!r}")
+    if min(plain[name] for name in ("epoch", "batch", "step", "seconds")) < 0:
+        raise Unreadable("it was less than nothing into the run")
+    return plain
 
 
 def _flatten(state: State) -> list[tuple[str, Tensor]]:

@@ -1,4 +1,4 @@
-"""YAML without what a recipe has no use for: aliases, tags, dates, keys that are given twice, numbers beyond 64 bits."""
+"""YAML without what a recipe has no use for: aliases, tags, dates, keys given twice, numbers beyond 64 bits."""
 
 from __future__ import annotations
 
