@@ -12,10 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.overrides import TorchFunctionMode
 
 from torchcaps.models.base import ImageModel
 from torchcaps.models.tensors import Unreadable
 
+FILLING = {name for name in dir(nn.init) if name.endswith("_") and not name.startswith("_")}
 LARGEST = 1 << 20  # number among the arguments of a model: pixels a side, channels, classes
 
 
@@ -35,7 +37,7 @@ def planned(kind: type[ImageModel], arguments: dict[str, Any], weights: int) -> 
 
     weights  how many tensors there are for it: the description of another million layers is not followed
     """
-    with torch.device("meta"), _at_most(2 * weights), warnings.catch_warnings():
+    with torch.device("meta"), _Unfilled(), _at_most(2 * weights), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of layers without a channel, which will not fit
         return kind(**arguments)
 
@@ -59,6 +61,15 @@ def fitted(plan: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 def _as_saved(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     # Weights that were once shrunk to half precision have counts of batches that it cannot hold; nothing reads them.
     return tensor.float() if dtype.is_floating_point else tensor.double().nan_to_num(0, 0, 0).to(dtype)
+
+
+class _Unfilled(TorchFunctionMode):
+    """Weights are left without values: to draw some on no device, PyTorch would first load its compiler."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") in FILLING:
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **(kwargs or {}))
 
 
 @contextmanager
