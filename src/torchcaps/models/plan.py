@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torchcaps.models.base import ImageModel
 from torchcaps.models.tensors import Unreadable
 
-FILLING = {name for name in dir(nn.init) if name.endswith("_") and not name.startswith("_")}
+FILLING = {name for name in dir(nn.init) if name.endswith("_") and not name.startswith("_")} | {"div"}
 LARGEST = 1 << 20  # number among the arguments of a model: pixels a side, channels, classes
 
 

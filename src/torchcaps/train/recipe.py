@@ -162,7 +162,8 @@ def list_recipes() -> list[str]:
 def load_recipe(name_or_path: str, overrides: list[str] | tuple[str, ...] = ()) -> Recipe:
     """A shipped recipe by name, or a YAML file; overrides are "section.field=value"."""
     path = Path(name_or_path)
-    if path.suffix not in (".yaml", ".yml"):
+    shipped = path.suffix not in (".yaml", ".yml")
+    if shipped:
         path = _book() / f"{name_or_path}.yaml"
         if not path.is_file():
             raise UserError(f"there is no recipe called {name_or_path!r}: {did_you_mean(name_or_path, list_recipes())}")
@@ -175,11 +176,15 @@ def load_recipe(name_or_path: str, overrides: list[str] | tuple[str, ...] = ()) 
     if not isinstance(tree, dict):
         raise UserError(f"recipe {path} is not a set of 'section:' entries")
     tree.setdefault("name", path.stem)
-    return make_recipe(tree, overrides)
+    return make_recipe(tree, overrides, None if shipped else str(path))
 
 
-def make_recipe(tree: dict[str, Any], overrides: list[str] | tuple[str, ...] = ()) -> Recipe:
-    """Validate a recipe given as nested dicts."""
+def make_recipe(tree: dict[str, Any], overrides: list[str] | tuple[str, ...] = (), called: str | None = None) -> Recipe:
+    """Validate a recipe given as nested dicts.
+
+    called  what a message about it says; by default its name
+    """
+    called = called or str(tree.get("name"))
     for override in overrides:
         _override(tree, override)
     try:
@@ -187,10 +192,10 @@ def make_recipe(tree: dict[str, Any], overrides: list[str] | tuple[str, ...] = (
     except ValidationError as error:
         problems = [_explain(problem) for problem in error.errors()]
         more = [f"and {len(problems) - MOST_PROBLEMS} more"] if len(problems) > MOST_PROBLEMS else []
-        raise UserError(f"recipe {tree.get('name')}: " + "; ".join(problems[:MOST_PROBLEMS] + more)) from error
+        raise UserError(f"recipe {called}: " + "; ".join(problems[:MOST_PROBLEMS] + more)) from error
     for name in recipe.also:
         if name not in SOURCES:
-            raise UserError(f"recipe {recipe.name}: also: there is no data set {name!r}: {did_you_mean(name, SOURCES)}")
+            raise UserError(f"recipe {called}: also: there is no data set {name!r}: {did_you_mean(name, SOURCES)}")
     return recipe
 
 
