@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 # What IMAGE_SUFFIXES promise and PPM; PIL knows forty more, of which one starts Ghostscript on what it is given.
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
 BLOCK = 4096  # images converted at a time: bounds the wider copy that the arithmetic needs
+BLOCK_PIXELS = 1 << 22  # of each of them
+SMALL = 1 << 24  # pixels that may come out of any file
+PACKED = 4096  # beyond that, pixels for each byte of it: four times what PNG makes of a blank image
 
 
 class UnreadableImage(UserError):
@@ -73,12 +76,15 @@ def opened_image(path: Path) -> Iterator[Image.Image]:
 
     too_large = f"more than {Image.MAX_IMAGE_PIXELS:,} pixels; make it smaller"
     try:
-        if not stat.S_ISREG(path.stat().st_mode):
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):
             raise ValueError("it is not a file")  # to open a pipe would be to wait for ever
         # not Image.open(path), which maps an uncompressed TIFF into memory with the sides of a turned one swapped
         with path.open("rb") as file, Image.open(file, formats=FORMATS) as image:
             if image.width * image.height > (Image.MAX_IMAGE_PIXELS or np.inf):
                 raise ValueError(too_large)  # PIL itself only warns, up to twice as many
+            if image.width * image.height > max(SMALL, PACKED * found.st_size):
+                raise ValueError(f"{image.width}×{image.height} pixels cannot be in {found.st_size:,} bytes")
             yield image
     except FileNotFoundError as error:
         raise UnreadableImage(path, "there is no such file") from error
@@ -148,8 +154,12 @@ def set_channels(images: Tensor, channels: int | None) -> Tensor:
     if channels == 3:
         return images.expand(-1, 3, -1, -1).contiguous()
     weights = torch.tensor([19595, 38470, 7471], dtype=torch.int32).view(3, 1, 1)
-    sums = [(block * weights).sum(dim=1, keepdim=True, dtype=torch.int32) for block in images.split(BLOCK)]
-    return torch.cat([((total + 0x8000) >> 16).to(torch.uint8) for total in sums])
+    grey = images.new_empty(len(images), 1, *images.shape[2:])
+    rows = max(1, BLOCK_PIXELS // max(1, images.shape[3]))  # of one huge image not all at a time, either
+    for block, out in zip(images.split(BLOCK), grey.split(BLOCK)):
+        for part, lines in zip(block.split(rows, dim=2), out.split(rows, dim=2)):
+            lines.copy_(((part * weights).sum(dim=1, keepdim=True, dtype=torch.int32) + 0x8000) >> 16)
+    return grey
 
 
 def check_size(image_size: object) -> tuple[int, int] | None:
