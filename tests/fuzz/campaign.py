@@ -103,7 +103,7 @@ def fuzz_one(name: str, cases: int, folder: Path, seed: int) -> None:
             return atheris.Mutate(data, most)
         return mutated(data, starts, case.target.tokens, rng)[:most]
 
-    longest = max(1 << 14, 2 * max(map(len, starts)))
+    longest = max(1 << 12, 2 * max(map(len, starts)))
     options = [f"-runs={cases}", f"-seed={seed + 1}", f"-max_len={longest}", f"-timeout={SECONDS_A_CASE}"]
     options += [f"-rss_limit_mb={MEBIBYTES}", f"-artifact_prefix={folder}/", "-verbosity=0", "-len_control=0"]
     atheris.Setup([sys.argv[0], *options, str(corpus)], case, custom_mutator=change)

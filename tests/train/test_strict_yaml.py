@@ -5,7 +5,7 @@ import yaml
 
 from torchcaps.errors import UserError
 from torchcaps.train.recipe import list_recipes, load_recipe
-from torchcaps.train.strict_yaml import DEEPEST, MOST_CHARACTERS, read_yaml
+from torchcaps.train.strict_yaml import DEEPEST, MOST_CHARACTERS, BadYaml, _Loader, read_yaml
 
 LAUGHS = "a0: &a0 [ha, ha]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 40))
 
@@ -44,6 +44,15 @@ def test_a_hostile_recipe_is_one_line_that_names_it(tmp_path, text, message):
     with pytest.raises(UserError, match=f"recipe .*odd.yaml cannot be read: .*{message}") as caught:
         load_recipe(str(path))
     assert str(caught.value).isprintable()
+
+
+def test_brackets_are_not_looked_at_further_than_they_may_nest():
+    """Found by fuzzing: a thousand of them in a line cost PyYAML's scanner a million steps before the first value."""
+    loader = _Loader("a: " + "[" * 1000)
+    with pytest.raises(BadYaml, match="nested more than"):
+        loader.get_single_data()
+    assert loader.flow_level <= DEEPEST + 1
+    assert read_yaml("[" * DEEPEST + "]" * DEEPEST) is not None
 
 
 def test_a_file_too_large_to_be_a_recipe_is_not_read(tmp_path, monkeypatch):

@@ -48,6 +48,12 @@ class _Loader(yaml.SafeLoader):
             raise BadYaml(f"{node.tag.rpartition(':')[2]!r} is not a kind of value that is known{where}")
         return node
 
+    def fetch_flow_collection_start(self, kind: type[yaml.Token]) -> None:
+        # the scanner looks a thousand characters ahead, and takes as many steps again for each open bracket among them
+        if self.flow_level > DEEPEST:
+            raise BadYaml(f"it is nested more than {DEEPEST} deep in line {self.line + 1}")
+        super().fetch_flow_collection_start(kind)
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[str] = set()
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
