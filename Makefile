@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help train serve test faults exports check format figures clean
+.PHONY: help train serve test faults fuzz exports check audit format figures lock package clean
 .DEFAULT_GOAL := help
 
 help:  ## Show this list
@@ -25,11 +25,12 @@ faults: $(VENV)/.dev  ## Kill runs, spoil checkpoints, fill disks, and see that 
 exports: $(VENV)/.dev  ## Export every shipped model to ONNX and compare 200 answers of each
 	TORCHCAPS_EVERY_EXPORT=1 $(BIN)/python -m pytest tests/exchange/test_every_model.py -k shipped -rP
 
-check: $(VENV)/.dev  ## Format, lint, types, import layers
+check: $(VENV)/.dev  ## Format, lint, types, import layers, known vulnerabilities
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python .ci/audit
 
 format: $(VENV)/.dev  ## Put the code into its standard form
 	$(BIN)/ruff format .
@@ -37,6 +38,19 @@ format: $(VENV)/.dev  ## Put the code into its standard form
 
 figures: $(VENV)/.installed  ## Make every picture of the README and the docs again
 	$(BIN)/python docs/make_figures.py
+
+fuzz: $(VENV)/.dev  ## Put 100,000 damaged files through every parser (CASES= for another number)
+	-$(PIP) --quiet --editable '.[fuzz]'
+	$(BIN)/python tests/fuzz/campaign.py --cases $(or $(CASES),100000) --out benchmarks/results/fuzz.csv
+
+audit: $(VENV)/.dev  ## Ask for known vulnerabilities of what requirements.lock names
+	$(BIN)/python .ci/audit
+
+lock: $(VENV)/.dev  ## Write requirements.lock again: constraints.txt with checksums
+	.ci/lock
+
+package: $(VENV)/.dev  ## Build sdist and wheel, and use the wheel in an empty environment
+	$(BIN)/python .ci/package
 
 clean:  ## Remove what was built, but not runs
 	rm -rf $(VENV) build dist .coverage .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -9,8 +9,21 @@ from collections.abc import Iterable
 class UserError(ValueError):
     """A mistake the user can put right; its message says what was wrong and what to do.
 
-    The command line prints the message without a traceback and exits with 2.
+    The command line prints the message without a traceback and exits with 2. Names of files and words from them are
+    part of messages, so what could move the cursor of a terminal, or end a line, is written as its escape.
     """
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
+
+
+LONGEST = 2000  # characters of a message: a name from a damaged file may have any length
+
+
+def printable(text: str) -> str:
+    """One line of what every terminal and every encoding can show as it is meant."""
+    shown = text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} … {text[-LONGEST // 2 :]}"
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in shown)
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:

@@ -47,7 +47,7 @@ def test_a_split_does_not_depend_on_the_order_of_the_file_system(tmp_path, write
     write_classes(tmp_path, {"a": 9, "b": 9})
     once = load(tmp_path)
     walk = os.walk
-    monkeypatch.setattr(os, "walk", lambda top: ((p, d[::-1], f[::-1]) for p, d, f in walk(top)))
+    monkeypatch.setattr(os, "walk", lambda top, **_: ((p, d[::-1], f[::-1]) for p, d, f in walk(top)))
     again = load(tmp_path)
     assert (once.train.files, once.test.files) == (again.train.files, again.test.files)
     assert load(tmp_path, split_seed=3).validation.files != once.validation.files

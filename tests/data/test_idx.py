@@ -1,5 +1,8 @@
 import gzip
+import math
+import os
 import struct
+import tracemalloc
 
 import pytest
 import torch
@@ -50,6 +53,41 @@ def test_each_damage_has_its_own_message_that_names_the_file(tmp_path, data, mes
     with pytest.raises(UserError, match=message) as caught:
         read_idx(path, 1)
     assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "shape", [(0, *[2**32 - 1] * 3), (2**32 - 1,) * 4, (1,) * 9], ids=["nothing, widely spread", "too large", "axes"]
+)
+def test_a_shape_that_no_array_has_is_refused(tmp_path, shape):
+    data = b"\0\0\x08" + bytes([len(shape)]) + struct.pack(f">{len(shape)}I", *shape) + b"1"
+    with pytest.raises(UserError, match="odd-file has .* a damaged header"):
+        read_idx(write(tmp_path / "odd-file", data))
+
+
+@pytest.mark.parametrize(
+    ("shape", "refused"), [((1000, 1000, 60), False), ((100_000, 28, 28), True)], ids=["small", "a bomb"]
+)
+def test_what_a_gzip_file_may_become_is_bounded(tmp_path, shape, refused):
+    """All of either is there, as the header says; a hundred thousand blank images are in 76 kB."""
+    path = write(tmp_path / "blank.gz", idx(shape, bytes(math.prod(shape))), zipped=True)
+    tracemalloc.start()
+    if refused:
+        with pytest.raises(UserError, match="wrong length"):
+            read_idx(path)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    else:
+        assert read_idx(path).shape == shape
+    tracemalloc.stop()
+
+
+def test_a_pipe_is_not_waited_for_and_a_folder_is_not_read(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UserError, match="pipe, which is a pipe or a device"):
+        read_idx(tmp_path / "pipe")
+    with pytest.raises(UserError, match="which is a folder"):
+        read_idx(tmp_path)
+    with pytest.raises(UserError, match="cannot read"):
+        read_idx(f"{tmp_path}/a\0b")
 
 
 def test_a_truncated_or_corrupted_gzip_is_refused(tmp_path):

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from torchcaps.data.augment import centre_crop
 from torchcaps.data.dataset import Dataset, Splits, frozen
+from torchcaps.data.mat import DamagedMat, NotLevel5, read_struct
 from torchcaps.errors import UserError
 
 FRAME = 40
@@ -197,36 +198,24 @@ def read_affnist(path: str | Path) -> Dataset:
     returns  (N, 1, 40, 40)
     """
     path = Path(path)
-    fields = _read_struct(path)
+    try:
+        fields = read_struct(path, VARIABLE, ("image", "label_int"), FETCH)
+    except NotLevel5 as error:
+        raise UserError(f"{path} is a MATLAB 7.3 file: save it again with -v7, or {FETCH}") from error
+    except DamagedMat as error:
+        raise UserError(f"{path} is not a MATLAB file, or a damaged one ({error}): {FETCH}") from error
+    if fields is None:
+        raise UserError(f"{path} holds no struct {VARIABLE}, so it is not affNIST's: {FETCH}")
     if missing := [name for name in ("image", "label_int") if name not in fields]:
         raise UserError(f"{VARIABLE} in {path} has no {' and no '.join(missing)}, so it is not affNIST's: {FETCH}")
     pixels_PN, labels = fields["image"], fields["label_int"].ravel()
     if pixels_PN.dtype != np.uint8 or pixels_PN.ndim != 2 or len(pixels_PN) != FRAME * FRAME:
         found = f"{pixels_PN.dtype} {'×'.join(map(str, pixels_PN.shape))}"
         raise UserError(f"the images in {path} are {found}, where affNIST's are uint8 {FRAME * FRAME}×N: {FETCH}")
-    if len(labels) != pixels_PN.shape[1]:
-        raise UserError(f"{path} has {pixels_PN.shape[1]} images but {len(labels)} labels: {FETCH}")
     if labels.dtype.kind not in "uif" or not np.isin(labels, range(10)).all():
         raise UserError(f"{path} has labels other than the digits 0 to 9: {FETCH}")
+    if len(labels) != pixels_PN.shape[1]:
+        raise UserError(f"{path} has {pixels_PN.shape[1]} images but {len(labels)} labels: {FETCH}")
     # One column an image, and in it row after row, although MATLAB itself would go down the columns.
     images = torch.from_numpy(np.ascontiguousarray(pixels_PN.T)).view(-1, 1, FRAME, FRAME)
     return Dataset(images, torch.from_numpy(labels.astype(np.int64)), tuple("0123456789"))
-
-
-def _read_struct(path: Path) -> dict[str, np.ndarray]:
-    """The fields of the one struct in the file."""
-    from scipy.io import loadmat
-
-    try:
-        with path.open("rb") as file:
-            struct = loadmat(file, variable_names=[VARIABLE]).get(VARIABLE)
-    except OSError as error:
-        raise UserError(f"cannot read {path} ({error.strerror or error}): {FETCH}") from error
-    except NotImplementedError as error:  # what scipy raises for HDF5
-        raise UserError(f"{path} is a MATLAB 7.3 file: save it again with -v7, or {FETCH}") from error
-    except Exception as error:
-        # A damaged file can make the parser raise nearly anything (ValueError, TypeError, zlib.error, ...).
-        raise UserError(f"{path} is not a MATLAB file, or a damaged one ({error}): {FETCH}") from error
-    if struct is None or struct.dtype.names is None or struct.size != 1:
-        raise UserError(f"{path} holds no struct {VARIABLE}, so it is not affNIST's: {FETCH}")
-    return {name: np.asarray(struct[name].item()) for name in struct.dtype.names}

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import gzip
-import math
-import zlib
 from pathlib import Path
-from typing import BinaryIO
 
 import torch
 from torch import Tensor
 
+from torchcaps.bounded import Readable, opened, read_up_to, size_in_bytes
 from torchcaps.data.dataset import Dataset
 from torchcaps.errors import UserError
 
 UNSIGNED_BYTES = 0x08
-GZIP_MAGIC = b"\x1f\x8b"
-DEFLATE_LIMIT = 1100  # deflate cannot shrink data by more than a factor of about 1032
+AGAIN = "delete it and fetch it again"
 
 
 def read_idx(path: str | Path, dimensions: int | None = None) -> Tensor:
@@ -25,19 +21,8 @@ def read_idx(path: str | Path, dimensions: int | None = None) -> Tensor:
     dimensions  how many axes it must have: 3 for images (N, H, W), 1 for labels (N,)
     """
     path = Path(path)
-    try:
-        with path.open("rb") as raw:
-            zipped = raw.read(2) == GZIP_MAGIC
-        size = path.stat().st_size
-        if not zipped:
-            with path.open("rb") as file:
-                return _parse(file, path, dimensions, at_most=size)
-        with gzip.open(path, "rb") as file:
-            return _parse(file, path, dimensions, at_most=size * DEFLATE_LIMIT)  # type: ignore[arg-type]
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise UserError(f"{path} is a damaged gzip file ({error}): delete it and fetch it again") from error
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+    with opened(path, "fetch it again") as (file, at_most):
+        return _parse(file, path, dimensions, at_most)
 
 
 def read_idx_pair(images: Path, labels: Path, class_names: tuple[str, ...]) -> Dataset:
@@ -50,7 +35,7 @@ def read_idx_pair(images: Path, labels: Path, class_names: tuple[str, ...]) -> D
     return Dataset(pixels[:, None], ids.long(), class_names)
 
 
-def _parse(file: BinaryIO, path: Path, dimensions: int | None, at_most: int) -> Tensor:
+def _parse(file: Readable, path: Path, dimensions: int | None, at_most: int) -> Tensor:
     magic = file.read(4)
     if len(magic) < 4 or magic[:2] != b"\0\0":
         raise UserError(f"{path} is not an IDX file: it starts with {magic.hex(' ') or 'nothing'}, not with 00 00")
@@ -63,15 +48,16 @@ def _parse(file: BinaryIO, path: Path, dimensions: int | None, at_most: int) -> 
             "are the files of images and labels swapped?"
         )
     header = file.read(4 * axes)
-    shape = [int.from_bytes(header[4 * i : 4 * i + 4], "big") for i in range(axes)]
-    expected = math.prod(shape)
+    shape = tuple(int.from_bytes(header[4 * i : 4 * i + 4], "big") for i in range(axes))
+    expected = size_in_bytes(shape, 1)
+    if len(header) < 4 * axes or expected is None:
+        raise UserError(f"{path} has the wrong length, or a damaged header of {axes} dimensions: {AGAIN}")
     # The header is not trusted with an allocation before the file could possibly hold that much.
-    body = file.read(expected + 1) if len(header) == 4 * axes and expected <= at_most else b""
-    if len(header) < 4 * axes or len(body) != expected:
+    body = read_up_to(file, expected + 1) if expected <= at_most else bytearray()
+    if len(body) != expected:
         held = "more" if len(body) > expected else "less"
         raise UserError(
-            f"{path} has the wrong length: its header promises {expected:,} bytes {tuple(shape)} "
-            f"and it holds {held}; delete it and fetch it again"
+            f"{path} has the wrong length: its header promises {expected:,} bytes {shape} and it holds {held}; {AGAIN}"
         )
     # frombuffer refuses an empty buffer, and an empty set of images is a legal file
-    return torch.frombuffer(bytearray(body), dtype=torch.uint8).view(shape) if body else torch.empty(shape).byte()
+    return torch.frombuffer(body, dtype=torch.uint8).view(shape) if body else torch.empty(shape, dtype=torch.uint8)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +18,12 @@ from torchcaps.errors import UserError
 if TYPE_CHECKING:
     from PIL import Image
 
+# What IMAGE_SUFFIXES promise and PPM; PIL knows forty more, of which one starts Ghostscript on what it is given.
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
 BLOCK = 4096  # images converted at a time: bounds the wider copy that the arithmetic needs
+BLOCK_PIXELS = 1 << 22  # of each of them
+SMALL = 1 << 24  # pixels that may come out of any file
+PACKED = 4096  # beyond that, pixels for each byte of it: four times what PNG makes of a blank image
 
 
 class UnreadableImage(UserError):
@@ -48,30 +56,45 @@ def decode(path: Path, size: tuple[int, int], channels: int | None) -> np.ndarra
     from PIL import Image, ImageOps
 
     height, width = size
+    with opened_image(path) as image:
+        # lets the JPEG decoder skip the detail of large photographs; twice the size is left for the resize
+        image.draft(None, (2 * max(size), 2 * max(size)))
+        ImageOps.exif_transpose(image, in_place=True)
+        flat = _eight_bits(image)
+        if channels == 1:
+            flat = flat.convert("L")
+        if flat.size != (width, height):
+            flat = flat.resize((width, height), Image.Resampling.BILINEAR)  # PIL's bilinear averages when it shrinks
+        pixels = np.asarray(flat)
+    return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+
+
+@contextmanager
+def opened_image(path: Path) -> Iterator[Image.Image]:
+    """The picture, not yet decoded; whatever goes wrong with it, here or while it is used, names the file."""
+    from PIL import Image
+
+    too_large = f"more than {Image.MAX_IMAGE_PIXELS:,} pixels; make it smaller"
     try:
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):
+            raise ValueError("it is not a file")  # to open a pipe would be to wait for ever
         # not Image.open(path), which maps an uncompressed TIFF into memory with the sides of a turned one swapped
-        with path.open("rb") as file, Image.open(file) as image:
-            # lets the JPEG decoder skip the detail of large photographs; twice the size is left for the resize
-            image.draft(None, (2 * max(size), 2 * max(size)))
-            ImageOps.exif_transpose(image, in_place=True)
-            flat = _eight_bits(image)
-            if channels == 1:
-                flat = flat.convert("L")
-            if flat.size != (width, height):
-                flat = flat.resize(
-                    (width, height), Image.Resampling.BILINEAR
-                )  # PIL's bilinear averages when it shrinks
-            pixels = np.asarray(flat)
+        with path.open("rb") as file, Image.open(file, formats=FORMATS) as image:
+            if image.width * image.height > (Image.MAX_IMAGE_PIXELS or np.inf):
+                raise ValueError(too_large)  # PIL itself only warns, up to twice as many
+            if image.width * image.height > max(SMALL, PACKED * found.st_size):
+                raise ValueError(f"{image.width}×{image.height} pixels cannot be in {found.st_size:,} bytes")
+            yield image
     except FileNotFoundError as error:
         raise UnreadableImage(path, "there is no such file") from error
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise UnreadableImage(path, f"more than {Image.MAX_IMAGE_PIXELS:,} pixels; make it smaller") from error
+        raise UnreadableImage(path, too_large) from error
     except Image.UnidentifiedImageError as error:
         raise UnreadableImage(path, "not an image in a known format") from error
     except Exception as error:
         # A damaged file can make a decoder raise nearly anything (SyntaxError, struct.error, IndexError, ...).
         raise UnreadableImage(path, str(error) or type(error).__name__) from error
-    return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
@@ -92,7 +115,7 @@ def _eight_bits(image: Image.Image) -> Image.Image:
 def _from_sixteen_bits(image: Image.Image) -> Image.Image:
     from PIL import Image
 
-    values = np.asarray(image).astype(np.int64)  # I;16, or I where PIL widened a 16-bit file
+    values = np.asarray(image).astype(np.int32)  # I;16, or I where PIL widened a 16-bit file
     if values.min() < 0 or values.max() > 65535:
         raise ValueError("32-bit pixels have no known range; save it with 8 or 16 bits a channel")
     return Image.fromarray(((values + 128) // 257).astype(np.uint8))  # 65535 / 257 = 255, rounded to the nearest
@@ -131,8 +154,12 @@ def set_channels(images: Tensor, channels: int | None) -> Tensor:
     if channels == 3:
         return images.expand(-1, 3, -1, -1).contiguous()
     weights = torch.tensor([19595, 38470, 7471], dtype=torch.int32).view(3, 1, 1)
-    sums = [(block * weights).sum(dim=1, keepdim=True, dtype=torch.int32) for block in images.split(BLOCK)]
-    return torch.cat([((total + 0x8000) >> 16).to(torch.uint8) for total in sums])
+    grey = images.new_empty(len(images), 1, *images.shape[2:])
+    rows = max(1, BLOCK_PIXELS // max(1, images.shape[3]))  # of one huge image not all at a time, either
+    for block, out in zip(images.split(BLOCK), grey.split(BLOCK)):
+        for part, lines in zip(block.split(rows, dim=2), out.split(rows, dim=2)):
+            lines.copy_(((part * weights).sum(dim=1, keepdim=True, dtype=torch.int32) + 0x8000) >> 16)
+    return grey
 
 
 def check_size(image_size: object) -> tuple[int, int] | None:

@@ -8,15 +8,18 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 from torch import Tensor
 
+from torchcaps.bounded import size_of
 from torchcaps.errors import UserError
 
 IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp"})
 SPLIT_NAMES = {"train": "train", "val": "validation", "valid": "validation", "validation": "validation", "test": "test"}
 LABELS_CSV = "labels.csv"
+MOST_TARGETS = 1 << 27  # entries of a table of images and classes: half a gigabyte
 LAYOUT = (
     "put the images into FOLDER/<class>/ or FOLDER/train|val|test/<class>/, "
     f"or list them in FOLDER/{LABELS_CSV} with the columns file,label"
@@ -49,7 +52,7 @@ def list_folder(root: Path) -> dict[str, Listing]:
 
     Where there is a labels.csv, it decides, and the folders beside it have no meaning.
     """
-    if not root.exists():
+    if not os.path.exists(root):  # which takes any name, however long
         raise UserError(f"there is no folder {root}: check the path")
     if root.is_file() and root.suffix.lower() != ".csv":
         raise UserError(f"{root} is a file; give a folder of images or a .csv file with the columns file,label")
@@ -90,7 +93,7 @@ def _list_classes(root: Path, folders: list[Path]) -> Listing:
     """Every image below each of these folders, labelled with the folder's name."""
     found = {folder.name: _images_below(folder) for folder in folders}
     if not any(found.values()):
-        loose = any(path.suffix.lower() in IMAGE_SUFFIXES for path in root.iterdir() if path.is_file())
+        loose = any(path.suffix.lower() in IMAGE_SUFFIXES for path in entries(root) if path.is_file())
         why = "has images but no class folders" if loose else "has no images in it"
         raise UserError(f"{root} {why}: {LAYOUT}")
     if empty := [name for name, paths in found.items() if not paths]:
@@ -107,7 +110,7 @@ def _read_table(table: Path) -> Listing:
     rows = _csv_rows(table)
     labels = [tuple(dict.fromkeys(word.strip() for word in row[1].split(";") if word.strip())) for row in rows]
     paths = tuple(table.parent / row[0] for row in rows)
-    if missing := [str(path) for path in paths if not path.is_file()]:
+    if missing := [str(path) for path in paths if not os.path.isfile(path)]:
         raise UserError(f"{table} names files that are not there: {_some(missing)}")
     if repeated := [str(path) for path, times in Counter(paths).items() if times > 1]:
         raise UserError(f"{table} names {_some(repeated)} more than once: join the labels with ; in one row")
@@ -120,6 +123,8 @@ def _read_table(table: Path) -> Listing:
     ids = {name: j for j, name in enumerate(class_names)}
     if not several:
         return Listing(paths, torch.tensor([ids[words[0]] for words in labels]), class_names)
+    if len(rows) * len(class_names) > MOST_TARGETS:
+        raise UserError(f"{table} has {len(class_names):,} different labels for {len(rows):,} files: are they classes?")
     targets = torch.zeros(len(rows), len(class_names))
     for row, words in zip(targets, labels):
         row[[ids[word] for word in words]] = 1
@@ -128,17 +133,23 @@ def _read_table(table: Path) -> Listing:
 
 def _csv_rows(table: Path) -> list[tuple[str, str]]:
     """(file, label) of each row."""
+    size_of(table)
     try:
         with table.open(newline="", encoding="utf-8-sig") as text:  # spreadsheets write a byte-order mark
             reader = csv.DictReader(text, restval="")
-            columns = {(name or "").strip().lower(): name for name in reader.fieldnames or []}
+            named = [(name or "").strip().lower() for name in reader.fieldnames or []]
+            columns = dict(zip(named, reader.fieldnames or []))
             for needed in ("file", "label"):
                 if needed not in columns:
-                    has = ", ".join(columns) or "none"
+                    has = _some(columns) or "none"
                     raise UserError(f"{table} has no column {needed!r}: its columns are {has}; file,label are needed")
+                if named.count(needed) > 1:
+                    raise UserError(f"{table} has several columns {needed!r}: keep one of them")
             rows = [(row[columns["file"]].strip(), row[columns["label"]].strip()) for row in reader]
     except (UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{table} is not a CSV file in UTF-8: {error}") from error
+    except OSError as error:
+        raise UserError(f"cannot read {table}: {error.strerror or error}") from error
     if not rows:
         raise UserError(f"{table} has a header but no rows: add a row file,label for each image")
     if nameless := [str(i) for i, (file, _) in enumerate(rows, start=1) if not file]:
@@ -149,14 +160,26 @@ def _csv_rows(table: Path) -> list[tuple[str, str]]:
 def _images_below(folder: Path) -> list[Path]:
     """In an order that does not depend on the file system."""
     found = []
-    for parent, folders, files in os.walk(folder):
+    for parent, folders, files in os.walk(folder, onerror=_refuse):
         folders[:] = [name for name in folders if not _hidden(name)]
         found += [Path(parent, name) for name in files if not _hidden(name) and _is_image(name)]
     return sorted(found, key=lambda path: path.as_posix())
 
 
 def _folders(root: Path) -> list[Path]:
-    return sorted((p for p in root.iterdir() if p.is_dir() and not _hidden(p.name)), key=lambda path: path.name)
+    return sorted((p for p in entries(root) if p.is_dir() and not _hidden(p.name)), key=lambda path: path.name)
+
+
+def entries(folder: Path) -> list[Path]:
+    """What is in a folder, in no order."""
+    try:
+        return list(folder.iterdir())
+    except OSError as error:
+        _refuse(error)
+
+
+def _refuse(error: OSError) -> NoReturn:
+    raise UserError(f"cannot look into the folder {error.filename}: {error.strerror or error}") from error
 
 
 def _hidden(name: str) -> bool:

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from torchcaps.data.dataset import Splits
-from torchcaps.data.images import UnreadableImage, check_channels, decode, set_channels
-from torchcaps.data.listing import IMAGE_SUFFIXES, SPLIT_NAMES
+from torchcaps.data.images import UnreadableImage, check_channels, decode, opened_image, set_channels
+from torchcaps.data.listing import IMAGE_SUFFIXES, SPLIT_NAMES, entries
+from torchcaps.data.npy import read_npy
 from torchcaps.data.segments import Segments, some, split_pairs
 from torchcaps.errors import UserError
 from torchcaps.losses import IGNORED
@@ -28,6 +29,7 @@ log = logging.getLogger("torchcaps")
 
 ARRAY = ".npy"
 TWO_CLASSES = ("background", "foreground")
+LARGEST_ID = 2**31  # of masks in floating point, which have numbers that no integer holds
 UNASKED = 32  # class ids taken for such without num_classes: many more are the greys of a mask that was smoothed
 LAYOUT = (
     "put the images into FOLDER/images and their masks, by the same names, into FOLDER/masks; "
@@ -76,9 +78,7 @@ def load_pairs(
 
 def holds_pairs(folder: Path) -> bool:
     """Whether a folder is meant as one of images with masks."""
-    parts = (
-        [folder, *(path for path in folder.iterdir() if path.name.lower() in SPLIT_NAMES)] if folder.is_dir() else []
-    )
+    parts = [folder, *(path for path in entries(folder) if path.name.lower() in SPLIT_NAMES)] if folder.is_dir() else []
     return any((part / "images").is_dir() and (part / "masks").is_dir() for part in parts)
 
 
@@ -145,7 +145,7 @@ class _Files(NamedTuple):
 
 def _list_parts(root: Path) -> dict[str, list[_Files]]:
     """The files of each part: "train", and "validation" and "test" where the folder has them."""
-    folders = sorted(root.iterdir()) if root.is_dir() else []
+    folders = sorted(entries(root)) if root.is_dir() else []
     inside = [path for path in folders if path.name.lower() in SPLIT_NAMES and (path / "images").is_dir()]
     if not inside:
         return {"train": _list_pairs(root)}
@@ -178,7 +178,7 @@ def _list_pairs(root: Path) -> list[_Files]:
 
 def _by_name(folder: Path) -> dict[str, Path]:
     found: dict[str, Path] = {}
-    for path in sorted(folder.iterdir()):
+    for path in sorted(entries(folder)):
         if path.name.startswith(".") or path.suffix.lower() not in {*IMAGE_SUFFIXES, ARRAY}:
             continue
         if path.stem in found:
@@ -223,7 +223,7 @@ def _read_image(path: Path) -> np.ndarray:
         with _opened(path) as picture:
             size = picture.height, picture.width
         return decode(path, size, None)
-    pixels = _read_array(path)
+    pixels = read_npy(path)
     if pixels.ndim == 2:
         pixels = pixels[None]
     elif pixels.shape[-1] in (1, 3):
@@ -254,7 +254,7 @@ def _as_tensor(pixels_CHW: np.ndarray, white: int) -> Tensor:
 def _read_mask(path: Path) -> np.ndarray:
     """(H, W)  whole numbers, as the file has them: of a palette the indices, which are what such masks mean"""
     if path.suffix.lower() == ARRAY:
-        values = _read_array(path)
+        values = read_npy(path)
         if values.ndim == 3 and 1 in (len(values), values.shape[-1]):
             values = values[0] if len(values) == 1 else values[..., 0]
     else:
@@ -264,7 +264,7 @@ def _read_mask(path: Path) -> np.ndarray:
             values = _one_channel(np.asarray(picture), transparent=picture.mode.endswith("A"))
     if values.ndim != 2:
         raise UnreadableImage(path, f"a mask is (H, W), not the shape {values.shape}")
-    if values.dtype.kind == "f" and np.array_equal(values, values.round()):
+    if values.dtype.kind == "f" and np.abs(values).max() < LARGEST_ID and np.array_equal(values, values.round()):
         values = values.astype(np.int64)
     if values.dtype.kind not in "bui":
         raise UnreadableImage(path, "a mask has a whole number for each pixel, the id of its class")
@@ -281,32 +281,16 @@ def _one_channel(values: np.ndarray, transparent: bool) -> np.ndarray:
     return values[..., 0]
 
 
-def _read_array(path: Path) -> np.ndarray:
-    try:
-        array = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise UnreadableImage(path, f"not an array in NumPy's own format ({error})") from error
-    if not isinstance(array, np.ndarray) or array.ndim not in (2, 3) or not array.size:
-        raise UnreadableImage(path, f"not an array of two or three axes: {getattr(array, 'shape', 'an archive')}")
-    return array.astype(array.dtype.newbyteorder("="), copy=False)
-
-
 @contextmanager
 def _opened(path: Path) -> Iterator[Image.Image]:
-    """The picture, upright and not yet decoded; whatever goes wrong with it names the file."""
-    from PIL import Image, ImageOps
+    """The picture, upright and not yet decoded."""
+    from PIL import ImageOps
 
-    try:
-        with path.open("rb") as file, Image.open(file) as picture:
-            if picture.format == "TIFF" and (pages := getattr(picture, "n_frames", 1)) > 1:
-                raise ValueError(f"{pages} images in one file; save each in a file of its own")
-            ImageOps.exif_transpose(picture, in_place=True)
-            yield picture
-    except Image.UnidentifiedImageError as error:
-        raise UnreadableImage(path, "not an image in a known format") from error
-    except Exception as error:
-        # A damaged file can make a decoder raise nearly anything (SyntaxError, struct.error, IndexError, ...).
-        raise UnreadableImage(path, str(error) or type(error).__name__) from error
+    with opened_image(path) as picture:
+        if picture.format == "TIFF" and (pages := getattr(picture, "n_frames", 1)) > 1:
+            raise ValueError(f"{pages} images in one file; save each in a file of its own")
+        ImageOps.exif_transpose(picture, in_place=True)
+        yield picture
 
 
 def _class_ids(

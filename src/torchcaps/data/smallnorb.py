@@ -8,20 +8,17 @@ a third of the directions and test on the others.
 
 from __future__ import annotations
 
-import gzip
-import math
 import struct
-import zlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from torchcaps.bounded import MOST_AXES, Readable, opened, read_up_to, size_in_bytes
 from torchcaps.data.dataset import Dataset, Splits
-from torchcaps.data.idx import DEFLATE_LIMIT, GZIP_MAGIC
 from torchcaps.errors import UserError, did_you_mean
 
 HOME = "https://cs.nyu.edu/~ylclab/data/norb-v1.0-small/"
@@ -33,16 +30,16 @@ FILES = tuple(
 CLASS_NAMES = ("animal", "human", "airplane", "truck", "car")
 VALIDATION_TOY = 9  # of those that are trained on
 CAMERAS, SIDE = 2, 96
+MOST_ROWS = 24_300  # of each set
 TRAIN_TOYS, TEST_TOYS = (4, 6, 7, 8, 9), (0, 1, 2, 3, 5)
 TOY, ELEVATION, AZIMUTH, LIGHT = range(4)  # columns of info; 5° a step from 30°, 10° a step
 FAMILIAR = {"azimuth": (AZIMUTH, (30, 32, 34, 0, 2, 4)), "elevation": (ELEVATION, (0, 1, 2))}
 MIDDLE, SPREAD = 0.5, 0.125  # of a standardised image
 
 TYPES = {0x1E3D4C51: "<f4", 0x1E3D4C53: "<f8", 0x1E3D4C54: "<i4", 0x1E3D4C55: "u1", 0x1E3D4C56: "<i2"}
-MOST_AXES = 8
-PIECE = 1 << 24  # bytes read at a time
 BLOCK = 1024  # images converted at a time: bounds the wider copy that the arithmetic needs
-AGAIN = f"delete it and fetch it again from {HOME}"
+FETCH = f"fetch it again from {HOME}"
+AGAIN = f"delete it and {FETCH}"
 
 
 class SmallNorb(NamedTuple):
@@ -165,22 +162,13 @@ def standardise(images: Tensor) -> Tensor:
 def read_matrix(path: str | Path) -> Tensor:
     """The array in a binary matrix file of bytes, shorts, integers, floats or doubles, gzipped or not."""
     path = Path(path)
-    try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            if file.read(2) != GZIP_MAGIC:
-                file.seek(0)
-                return _parse(file, path, at_most=size)
-        with gzip.open(path, "rb") as unzipped:
-            return _parse(unzipped, path, at_most=size * DEFLATE_LIMIT)  # type: ignore[arg-type]
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise UserError(f"{path} is a damaged gzip file ({error}): {AGAIN}") from error
-    except OSError as error:
-        raise UserError(f"cannot read {path} ({error.strerror or error}): fetch it from {HOME}") from error
+    with opened(path, FETCH) as (file, at_most):
+        code, shape = _read_header(file, path)
+        return _read_values(file, path, code, shape, at_most)
 
 
-def _parse(file: BinaryIO, path: Path, at_most: int) -> Tensor:
-    """Little-endian throughout: magic, number of axes, at least three sizes (those too many are 1), values."""
+def _read_header(file: Readable, path: Path) -> tuple[str, tuple[int, ...]]:
+    """Type and shape. Little-endian throughout: magic, number of axes, at least three sizes (those too many are 1)."""
     magic = file.read(4)
     code = TYPES.get(int.from_bytes(magic, "little"))
     if code is None:
@@ -189,12 +177,15 @@ def _parse(file: BinaryIO, path: Path, at_most: int) -> Tensor:
     (axes,) = _integers(file, 1, path)
     if not 1 <= axes <= MOST_AXES:
         raise UserError(f"{path} has a damaged header, which promises {axes} dimensions: {AGAIN}")
-    shape = _integers(file, max(3, axes), path)[:axes]
-    if min(shape) < 0:
+    return code, _integers(file, max(3, axes), path)[:axes]
+
+
+def _read_values(file: Readable, path: Path, code: str, shape: tuple[int, ...], at_most: int) -> Tensor:
+    expected = size_in_bytes(shape, np.dtype(code).itemsize)
+    if expected is None:
         raise UserError(f"{path} has a damaged header, which promises the shape {shape}: {AGAIN}")
-    expected = math.prod(shape) * np.dtype(code).itemsize
     # The header is not trusted with an allocation before the file could possibly hold that much.
-    body = _read_up_to(file, expected + 1) if expected <= at_most else bytearray()
+    body = read_up_to(file, expected + 1) if expected <= at_most else bytearray()
     if len(body) != expected:
         held = "more" if len(body) > expected else "less"
         raise UserError(
@@ -204,27 +195,19 @@ def _parse(file: BinaryIO, path: Path, at_most: int) -> Tensor:
     return torch.from_numpy(values.astype(values.dtype.newbyteorder("="), copy=False))
 
 
-def _integers(file: BinaryIO, count: int, path: Path) -> tuple[int, ...]:
+def _integers(file: Readable, count: int, path: Path) -> tuple[int, ...]:
     data = file.read(4 * count)
     if len(data) < 4 * count:
         raise UserError(f"{path} has the wrong length: it ends within its header; {AGAIN}")
     return struct.unpack(f"<{count}i", data)
 
 
-def _read_up_to(file: BinaryIO, size: int) -> bytearray:
-    """In pieces, so that there is never a second copy of it all."""
-    body = bytearray()
-    while piece := file.read(min(PIECE, size - len(body))):
-        body += piece
-    return body
-
-
 def _read_set(files: Sequence[Path], toys: tuple[int, ...], size: int) -> tuple[Dataset, Tensor]:
     """Images and info of one of the two sets, every value checked."""
     dat, cat, info = files
-    labels = _expect(cat, torch.int32, ())
-    views = _expect(info, torch.int32, (4,))
-    images = _expect(dat, torch.uint8, (CAMERAS, SIDE, SIDE))
+    labels = _expect(cat, "<i4", ())
+    views = _expect(info, "<i4", (4,))
+    images = _expect(dat, "u1", (CAMERAS, SIDE, SIDE))
     if not len(images) == len(labels) == len(views):
         raise UserError(
             f"{dat} has {len(images)} pairs of images, but {cat} {len(labels)} labels and {info} {len(views)} rows: "
@@ -238,16 +221,17 @@ def _read_set(files: Sequence[Path], toys: tuple[int, ...], size: int) -> tuple[
     return Dataset(shrink(images, SIDE // size), labels.long(), CLASS_NAMES), views.long()
 
 
-def _expect(path: Path, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    """(N, *shape) from a file that must hold just that."""
-    matrix = read_matrix(path)
-    if matrix.dtype != dtype or tuple(matrix.shape[1:]) != shape:
-        found, wanted = (" × ".join(map(str, each)) for each in (matrix.shape, ("N", *shape)))
-        raise UserError(
-            f"{path} holds {matrix.dtype} {found}, where {dtype} {wanted} is expected: are the files mixed up? "
-            f"If not, {AGAIN}"
-        )
-    return matrix
+def _expect(path: Path, kind: str, shape: tuple[int, ...]) -> Tensor:
+    """(N, *shape) from a file that must hold just that; told from its header, before anything is read."""
+    with opened(path, FETCH) as (file, at_most):
+        code, found = _read_header(file, path)
+        if code != kind or found[1:] != shape or found[0] > MOST_ROWS:
+            has, wanted = (" × ".join(map(str, each)) for each in (found, ("N", *shape)))
+            raise UserError(
+                f"{path} holds {np.dtype(code)} {has}, where {np.dtype(kind)} {wanted}, N up to {MOST_ROWS:,}, is "
+                f"expected: are the files mixed up? If not, {AGAIN}"
+            )
+        return _read_values(file, path, code, found, at_most)
 
 
 def _check_values(path: Path, name: str, values_N: Tensor, allowed: Iterable[int]) -> None:

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from torchcaps._version import __version__
 from torchcaps.errors import UserError, did_you_mean
 from torchcaps.models.base import ImageModel
+from torchcaps.models.plan import checked_arguments, fitted, planned
 from torchcaps.models.registry import CLASSES
+from torchcaps.models.tensors import Unreadable, read_json, read_tensors
 
 WEIGHTS = "model.safetensors"
 FORMAT = "1"
@@ -67,7 +68,10 @@ def write_model(model: ImageModel, folder: Path, dtype: torch.dtype | None = Non
     dtype  store the weights in another precision, to save space; `load` brings them back to float32
     """
     text = json.dumps(describe(model), indent=2, ensure_ascii=False, default=_plain)
-    tensors = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in model.state_dict().items()}
+    tensors = {
+        name: tensor.detach().to("cpu", dtype if tensor.is_floating_point() else None).contiguous()
+        for name, tensor in model.state_dict().items()
+    }
     for name, write in (
         (
             WEIGHTS,
@@ -101,18 +105,18 @@ def _find(name: str, hub: dict[str, Any]) -> Path:
     """The weights file that a name or path stands for."""
     path = Path(name)
     for candidate in (path, path / WEIGHTS, path / "model" / WEIGHTS):
-        if candidate.is_file():
+        if os.path.isfile(candidate):  # which takes any name, however long
             return candidate
-    if path.is_dir():
+    if os.path.isdir(path):
         unfinished = (path / "recipe.yaml").is_file()
         raise UserError(
             f"{path} is a run that has not finished: finish it with `torchcaps train --resume {path}`"
             if unfinished
             else f"{path} is not a saved model: it holds no {WEIGHTS}"
         )
-    if (_shelf() / name / WEIGHTS).is_file():
+    if os.path.isfile(_shelf() / name / WEIGHTS):
         return _shelf() / name / WEIGHTS
-    if re.fullmatch(r"[\w.-]+/[\w.-]+", name) and not path.parent.is_dir():
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", name) and not os.path.isdir(path.parent):
         return _from_hub(name, hub)
     known = shipped_models()
     hint = did_you_mean(name, known) if known else "give a run folder or a .safetensors file"
@@ -134,27 +138,30 @@ def _from_hub(name: str, options: dict[str, Any]) -> Path:
 
 def _read(path: Path) -> ImageModel:
     try:
-        with safe_open(path, framework="pt") as file:
-            config = json.loads((file.metadata() or {}).get("torchcaps", "null"))
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-    except (SafetensorError, OSError, ValueError) as error:
+        metadata, tensors = read_tensors(path)
+        config = read_json(metadata.get("torchcaps", "null"))
+    except Unreadable as error:
         raise UserError(f"{path} cannot be read as a model: {error}") from error
     if not isinstance(config, dict) or "architecture" not in config:
         raise UserError(f"{path} was not saved by torchcaps: it does not say which model it holds")
     if config.get("format") != FORMAT:
         raise UserError(f"{path} has format {config.get('format')!r}, this version reads {FORMAT!r}: upgrade torchcaps")
-    kind = CLASSES.get(config["architecture"])
+    kind = CLASSES.get(str(config["architecture"]))
     if kind is None:
         raise UserError(f"{path} holds a {config['architecture']!r}: this version of torchcaps has no such model")
     try:
-        model = kind(**config["arguments"])
-    except (KeyError, TypeError, ValueError) as error:
+        arguments = checked_arguments(config.get("arguments"))
+        plan = planned(kind, arguments, len(tensors))
+    except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RuntimeError) as error:
         raise UserError(f"{path} describes a {kind.__name__} that cannot be made: {error}") from error
     try:
-        model.load_state_dict({name: tensor.float() for name, tensor in tensors.items()})
-    except RuntimeError as error:
-        raise UserError(f"{path} does not fit the model it describes: {str(error).splitlines()[-1].strip()}") from error
-    model.trained_by = config.get("trained_by", {})
+        state = fitted(plan, tensors)
+    except (Unreadable, RuntimeError) as error:
+        raise UserError(f"{path} does not fit the model it describes: {error}") from error
+    model = kind(**arguments)
+    model.load_state_dict(state)
+    trained_by = config.get("trained_by")
+    model.trained_by = trained_by if isinstance(trained_by, dict) else {}
     return model
 
 

@@ -87,7 +87,7 @@ class SynthesisModel(ImageModel):
 
     def start_at_mean(self, bias: nn.Parameter) -> None:
         """Let the head's bias (C,) draw the mean of the images before anything is learned."""
-        if self.mean is not None:
+        if self.mean is not None and not self.mean.is_meta:  # a plan of a model has no values
             with torch.no_grad():
                 bias.copy_(self.mean.flatten().clamp(0.01, 0.99).logit())
 
@@ -106,10 +106,12 @@ class Waves(nn.Module):
 
     def __init__(self, z: int):
         super().__init__()
-        number = torch.arange(z)
+        number = torch.arange(z, device="cpu")  # then the same everywhere, and no cost to a model that is only planned
         radius, angle = 0.5 * (number + 0.5) / z, GOLDEN * number  # cycles a pixel
-        self.register_buffer("frequencies", 2 * math.pi * radius * torch.stack([angle.sin(), angle.cos()]), False)
-        self.register_buffer("phases", 2 * math.pi * ((number * math.sqrt(2)) % 1), False)
+        frequencies = 2 * math.pi * radius * torch.stack([angle.sin(), angle.cos()])
+        home = torch.get_default_device()
+        self.register_buffer("frequencies", frequencies.to(home), False)
+        self.register_buffer("phases", (2 * math.pi * ((number * math.sqrt(2)) % 1)).to(home), False)
 
     def forward(self, noise_BZ: Tensor, height: int, width: int) -> Tensor:
         rows_HZ = torch.arange(height, device=noise_BZ.device)[:, None] * self.frequencies[0] + self.phases

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from torchcaps.errors import UserError
 from torchcaps.models import Discriminator, ImageModel
+from torchcaps.models.tensors import Unreadable, read_json, read_tensors
 
 FORMAT = "2"
 LAST, PREVIOUS = "last.safetensors", "previous.safetensors"
@@ -74,7 +75,14 @@ class State:
         return {name: optimizer for name, optimizer in named.items() if optimizer is not None}
 
 
-_PLAIN = ("epoch", "batch", "step", "seconds", "totals", "history", "best", "data")
+_PLAIN: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("epoch", "batch", "step"), (int,)),
+    "seconds": (int, float),
+    "totals": (dict,),
+    "history": (list,),
+    "best": (int, float, type(None)),
+    "data": (str,),
+}
 
 
 class Damaged(Exception):
@@ -88,8 +96,9 @@ def has_checkpoint(folder: Path) -> bool:
 def saved_step(folder: Path) -> int | None:
     """After how many steps the newest checkpoint was written, by its own word; None if there is none."""
     for path in (folder / LAST, folder / PREVIOUS):
-        with suppress(SafetensorError, OSError, ValueError, KeyError), safe_open(path, framework="pt") as file:
-            return int(json.loads(file.metadata()["state"])["step"])
+        known = SafetensorError, OSError, ValueError, KeyError, TypeError, Unreadable
+        with suppress(*known), safe_open(path, framework="pt") as file:
+            return int(read_json(file.metadata()["state"])["step"])
     return None
 
 
@@ -160,17 +169,19 @@ def _read(path: Path) -> tuple[Metadata, dict[str, Tensor]]:
     if not path.is_file():
         raise FileNotFoundError(path)
     try:
-        with safe_open(path, framework="pt") as file:
-            metadata = dict(file.metadata() or {})
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-    except (SafetensorError, OSError, ValueError) as error:
-        raise Damaged(f"cannot be read ({reason(error)})") from error
+        metadata, tensors = read_tensors(path)
+    except Unreadable as error:
+        raise Damaged(f"cannot be read ({error})") from error
     while metadata.get("format") in MIGRATIONS:
         metadata, tensors = MIGRATIONS[metadata["format"]](metadata, tensors)
     if metadata.get("checksum") != checksum(tensors, metadata):
         raise Damaged("is not as it was written (its checksum differs)")
     if metadata["format"] != FORMAT:
         raise UserError(f"{path} has format {metadata['format']}, this version reads {FORMAT}: upgrade torchcaps")
+    try:
+        _checked(read_json(metadata["state"]))
+    except Unreadable as error:
+        raise Damaged(f"cannot be read ({error})") from error
     return metadata, tensors
 
 
@@ -189,8 +200,9 @@ MIGRATIONS: dict[str, Callable[[Metadata, dict[str, Tensor]], tuple[Metadata, di
 def _fill(state: State, metadata: Metadata, tensors: dict[str, Tensor], path: Path) -> None:
     try:
         _restore(state, tensors)
-    except (RuntimeError, KeyError, ValueError) as error:
-        raise UserError(f"the checkpoint {path} is of another model: {str(error).splitlines()[-1].strip()}") from error
+    except (RuntimeError, KeyError, ValueError, TypeError) as error:
+        why = (str(error).splitlines() or [type(error).__name__])[-1].strip()
+        raise UserError(f"the checkpoint {path} is of another model: {why}") from error
     for name, value in json.loads(metadata["state"]).items():
         setattr(state, name, value)
 
@@ -203,6 +215,17 @@ def _flush(path: Path) -> None:
             os.fsync(place)
         finally:
             os.close(place)
+
+
+def _checked(plain: Any) -> None:
+    """What a checkpoint says beside its tensors: all of it, each of its own kind, and nothing more."""
+    if not isinstance(plain, dict) or set(plain) != set(_PLAIN):
+        raise Unreadable("it does not say how far the run was")
+    for name, kinds in _PLAIN.items():
+        if not isinstance(plain[name], kinds) or isinstance(plain[name], bool):
+            raise Unreadable(f"{name} is {plain[name]!r}")
+    if min(plain[name] for name in ("epoch", "batch", "step", "seconds")) < 0:
+        raise Unreadable("it was less than nothing into the run")
 
 
 def _flatten(state: State) -> list[tuple[str, Tensor]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -9,14 +10,18 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from torchcaps.bounded import size_of
 from torchcaps.data import SOURCES
 from torchcaps.errors import UserError, did_you_mean
+from torchcaps.train.strict_yaml import BadYaml, read_yaml
 
 NonNegative = Annotated[float, Field(ge=0)]
+MOST_BYTES = 1 << 18  # of a recipe
+MOST_PROBLEMS = 5  # named in one message
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class DataSection(Section):
@@ -160,31 +165,40 @@ def list_recipes() -> list[str]:
 def load_recipe(name_or_path: str, overrides: list[str] | tuple[str, ...] = ()) -> Recipe:
     """A shipped recipe by name, or a YAML file; overrides are "section.field=value"."""
     path = Path(name_or_path)
-    if path.suffix not in (".yaml", ".yml"):
+    shipped = path.suffix not in (".yaml", ".yml")
+    if shipped:
         path = _book() / f"{name_or_path}.yaml"
         if not path.is_file():
             raise UserError(f"there is no recipe called {name_or_path!r}: {did_you_mean(name_or_path, list_recipes())}")
+    if size_of(path) > MOST_BYTES:
+        raise UserError(f"recipe {path} cannot be read: it has more than {MOST_BYTES:,} bytes")
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"recipe {path} cannot be read: {_first_line(error)}") from error
+        tree = read_yaml(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, BadYaml) as error:
+        raise UserError(f"recipe {path} cannot be read: {error}") from error
     if not isinstance(tree, dict):
         raise UserError(f"recipe {path} is not a set of 'section:' entries")
     tree.setdefault("name", path.stem)
-    return make_recipe(tree, overrides)
+    return make_recipe(tree, overrides, None if shipped else str(path))
 
 
-def make_recipe(tree: dict[str, Any], overrides: list[str] | tuple[str, ...] = ()) -> Recipe:
-    """Validate a recipe given as nested dicts."""
+def make_recipe(tree: dict[str, Any], overrides: list[str] | tuple[str, ...] = (), called: str | None = None) -> Recipe:
+    """Validate a recipe given as nested dicts.
+
+    called  what a message about it says; by default its name
+    """
+    called = called or str(tree.get("name"))
     for override in overrides:
         _override(tree, override)
     try:
         recipe = Recipe.model_validate(tree)
     except ValidationError as error:
-        raise UserError(f"recipe {tree.get('name')}: " + "; ".join(map(_explain, error.errors()))) from error
+        problems = [_explain(problem) for problem in error.errors()]
+        more = [f"and {len(problems) - MOST_PROBLEMS} more"] if len(problems) > MOST_PROBLEMS else []
+        raise UserError(f"recipe {called}: " + "; ".join(problems[:MOST_PROBLEMS] + more)) from error
     for name in recipe.also:
         if name not in SOURCES:
-            raise UserError(f"recipe {recipe.name}: also: there is no data set {name!r}: {did_you_mean(name, SOURCES)}")
+            raise UserError(f"recipe {called}: also: there is no data set {name!r}: {did_you_mean(name, SOURCES)}")
     return recipe
 
 
@@ -199,9 +213,9 @@ def _override(tree: dict[str, Any], assignment: str) -> None:
             raise UserError(f"--set {assignment}: {parent} is a value, not a section")
         tree = child
     try:
-        tree[leaf] = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise UserError(f"--set {assignment}: {text!r} is not a value ({_first_line(error)})") from error
+        tree[leaf] = read_yaml(text)
+    except BadYaml as error:
+        raise UserError(f"--set {assignment}: {text!r} is not a value ({error})") from error
 
 
 def _explain(problem: Any) -> str:
@@ -211,11 +225,7 @@ def _explain(problem: Any) -> str:
         for part in where[:-1]:
             section = ClaimSection if part == "claim" else section.model_fields[part].annotation
         return f"{'.'.join(where)} is not a setting: {did_you_mean(where[-1], section.model_fields)}"
-    return f"{'.'.join(where)}: {problem['msg'].lower()}, got {problem['input']!r}"
-
-
-def _first_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]
+    return f"{'.'.join(where)}: {problem['msg'].lower()}, got {reprlib.repr(problem['input'])}"
 
 
 def _book() -> Path:

@@ -1,0 +1,70 @@
+"""Checkpoints that were damaged, or are not what they say: refused by name."""
+
+import json
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from torchcaps.errors import UserError
+from torchcaps.models import create_model
+from torchcaps.train.checkpoint import State, load_checkpoint, save_checkpoint
+
+
+def make_state():
+    model = create_model("capsnet_small", image_shape=(1, 14, 14), num_classes=2, decoder="none")
+    optimizer = torch.optim.Adam(model.parameters())
+    sum(parameter.sum() for parameter in model.parameters()).backward()
+    optimizer.step()
+    return State(model, optimizer, torch.Generator(), epoch=2, step=9, totals={"loss": 1.0}, data="abc")
+
+
+@pytest.fixture
+def rewrite(tmp_path):
+    """rewrite(text, tensor=…) saves a good state again with some of it changed."""
+
+    def saved(text=None, **changes):
+        path = tmp_path / "last.safetensors"
+        save_checkpoint(make_state(), path)
+        with safe_open(path, framework="pt") as file:
+            metadata, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        plain = json.loads(metadata["state"])
+        tensors |= {name: value for name, value in changes.items() if isinstance(value, torch.Tensor)}
+        plain |= {name: value for name, value in changes.items() if not isinstance(value, torch.Tensor)}
+        save_file(tensors, path, metadata | {"state": json.dumps(plain) if text is None else text})
+        return path
+
+    return saved
+
+
+def test_an_unchanged_one_is_read_whole(rewrite):
+    state = make_state()
+    state.epoch, state.totals = 0, {}
+    load_checkpoint(state, rewrite())
+    assert (state.epoch, state.step, state.totals, state.data) == (2, 9, {"loss": 1.0}, "abc")
+
+
+@pytest.mark.parametrize(
+    ("text", "changes", "message"),
+    [
+        ("[" * 100_000, {}, "not JSON"),
+        ("{", {}, "not JSON"),
+        ("[]", {}, "does not say how far"),
+        ("{}", {}, "does not say how far"),
+        (None, {"model": 5}, "does not say how far"),  # which once replaced the model by 5
+        (None, {"epoch": "two"}, "epoch is 'two'"),
+        (None, {"epoch": True}, "epoch is True"),
+        (None, {"step": -1}, "less than nothing"),
+        (None, {"history": {}}, "history is"),
+        (None, {"best": float("nan")}, "NaN is not a number"),
+        (None, {"random/torch": torch.zeros(3)}, "another model"),
+        (None, {"random/augment": torch.zeros(3, dtype=torch.uint8)}, "another model"),
+        (None, {"optimizer/x/exp_avg": torch.zeros(3)}, "another model"),
+        (None, {"model/extra": torch.zeros(3)}, "another model"),
+    ],
+)
+def test_a_damaged_one_is_refused_by_name(rewrite, text, changes, message):
+    path = rewrite(text, **changes)
+    with pytest.raises(UserError, match=f"last.safetensors .*{message}"):
+        load_checkpoint(make_state(), path)
