@@ -142,28 +142,27 @@ class Explorer:
         rival = self._rival(exhibit)
         image = exhibit.see(question.image)[None]
         moves = {name: getattr(question, name) for name in requests.MOVES}
-        moved = affine(image, **moves)
-        comparison = curve = None
-        if rival is not None:
-            chances = _numbers(self._lengths(rival, moved)[0])
-            comparison = answers.Comparison(name=rival.name, probabilities=chances)
+        values = [] if question.along is None else _along(question.along, question.steps)
+        path = [moves, *({**moves, question.along: value} for value in values)]
+        moved = torch.cat([affine(image, **each) for each in path])
+        lengths = _numbers(self._lengths(exhibit, moved))  # in one go: an image alone takes twice as long
+        chances = None if rival is None else _numbers(self._lengths(rival, moved))
+        curve = None
         if question.along is not None:
-            values = _along(question.along, question.steps)
-            path = torch.cat([affine(image, **{**moves, question.along: value}) for value in values])
             shown = torch.linspace(0, len(values) - 1, min(PICTURED, len(values))).round().int().tolist()
             curve = answers.Curve(
                 along=question.along,
                 values=values,
-                lengths=_numbers(self._lengths(exhibit, path)),
-                comparison=None if rival is None else _numbers(self._lengths(rival, path)),
-                pictures=[data_url(path[index]) for index in shown],
+                lengths=lengths[1:],
+                comparison=chances and chances[1:],
+                pictures=[data_url(moved[1 + index]) for index in shown],
                 pictured=[values[index] for index in shown],
             )
         return answers.TransformAnswer(
             model=exhibit.name,
             seen=data_url(moved[0]),
-            lengths=_numbers(self._lengths(exhibit, moved)[0]),
-            comparison=comparison,
+            lengths=lengths[0],
+            comparison=rival and chances and answers.Comparison(name=rival.name, probabilities=chances[0]),
             curve=curve,
         )
 
