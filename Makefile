@@ -23,7 +23,7 @@ faults: $(VENV)/.dev  ## Kill runs, spoil checkpoints, fill disks, and see that 
 	$(BIN)/python tests/faults/campaign.py
 
 exports: $(VENV)/.dev  ## Export every shipped model to ONNX and compare 200 answers of each
-	TORCHCAPS_EVERY_EXPORT=1 $(BIN)/python -m pytest tests/exchange/test_every_model.py -k shipped -rP
+	TORCHCAPS_EVERY_EXPORT=1 $(BIN)/python -m pytest tests/exchange/test_every_export.py -k shipped -rP
 
 check: $(VENV)/.dev  ## Format, lint, types, import layers, known vulnerabilities
 	$(BIN)/ruff format --check .

@@ -15,7 +15,7 @@ from torchcaps.exchange.check import compare
 from torchcaps.exchange.onnx_file import runner, write_onnx
 from torchcaps.exchange.program import answers_of
 from torchcaps.layers import ConvCaps2d, DeconvCaps2d
-from torchcaps.models import Output, PixelModel, SynthesisModel, create_model, shipped_models
+from torchcaps.models import EMCapsNet, Output, PixelModel, SynthesisModel, create_model, shipped_models
 from torchcaps.models.capsule_u import CapsuleU
 from torchcaps.models.synthesis import noise_of
 
@@ -98,7 +98,7 @@ def inputs_of(model, count=200):
 @pytest.mark.parametrize("name", shipped_models())
 def test_shipped_models_answer_alike_for_200_inputs(name, tmp_path):
     model = torchcaps.load(name)
-    if isinstance(model, CapsuleU) and not os.environ.get("TORCHCAPS_EVERY_EXPORT"):
+    if isinstance(model, (CapsuleU, EMCapsNet)) and not os.environ.get("TORCHCAPS_EVERY_EXPORT"):
         pytest.skip("half a minute of tracing; `make exports` does it")
     write_onnx(model, tmp_path / "x.onnx")
     answers, run = answers_of(model), runner(tmp_path / "x.onnx")
