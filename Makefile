@@ -17,13 +17,13 @@ serve: $(VENV)/.serve  ## Open the capsule explorer in a browser at http://127.0
 	$(BIN)/torchcaps serve
 
 test: $(VENV)/.dev  ## Run the tests, with coverage
-	$(BIN)/python -m pytest -n 2 --cov --cov-report=term:skip-covered --cov-fail-under=90
+	$(BIN)/python -m pytest -n 2 --dist worksteal --cov --cov-report=term:skip-covered --cov-fail-under=90
 
 faults: $(VENV)/.dev  ## Kill runs, spoil checkpoints, fill disks, and see that nothing is lost (minutes)
 	$(BIN)/python tests/faults/campaign.py
 
 exports: $(VENV)/.dev  ## Export every shipped model to ONNX and compare 200 answers of each
-	TORCHCAPS_EVERY_EXPORT=1 $(BIN)/python -m pytest tests/exchange/test_every_export.py -k shipped -rP
+	TORCHCAPS_EVERY_EXPORT=1 $(BIN)/python -m pytest tests/exchange -k "shipped or compiled" -rP
 
 check: $(VENV)/.dev  ## Format, lint, types, import layers, known vulnerabilities
 	$(BIN)/ruff format --check .

@@ -161,7 +161,7 @@ def small_disk(place: Path, chance: random.Random) -> Iterator[tuple[Path, Calla
         yield place, lambda: None, chance.randrange(100, 60_000)
         return
     filler = place / "filler"
-    filler.write_bytes(bytes(2**23 - chance.randrange(8_000, 1_000_000)))
+    filler.write_bytes(bytes(2**23 - chance.randrange(8_000, 600_000)))
     try:
         yield place, filler.unlink, None
     finally:

@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 
 from torchcaps.errors import UserError
 from torchcaps.models import create_model
-from torchcaps.train.checkpoint import State, load_checkpoint, save_checkpoint
+from torchcaps.train.checkpoint import LAST, State, checksum, load_checkpoint, save_checkpoint
 
 
 def make_state():
@@ -22,18 +22,19 @@ def make_state():
 
 @pytest.fixture
 def rewrite(tmp_path):
-    """rewrite(text, tensor=…) saves a good state again with some of it changed."""
+    """rewrite(text, tensor=…) saves a good state again with some of it changed, and a checksum of what it then is."""
 
     def saved(text=None, **changes):
-        path = tmp_path / "last.safetensors"
-        save_checkpoint(make_state(), path)
+        path = tmp_path / LAST
+        save_checkpoint(make_state(), tmp_path)
         with safe_open(path, framework="pt") as file:
             metadata, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         plain = json.loads(metadata["state"])
         tensors |= {name: value for name, value in changes.items() if isinstance(value, torch.Tensor)}
         plain |= {name: value for name, value in changes.items() if not isinstance(value, torch.Tensor)}
-        save_file(tensors, path, metadata | {"state": json.dumps(plain) if text is None else text})
-        return path
+        metadata["state"] = json.dumps(plain) if text is None else text
+        save_file(tensors, path, metadata | {"checksum": checksum(tensors, metadata)})
+        return tmp_path
 
     return saved
 
@@ -65,6 +66,6 @@ def test_an_unchanged_one_is_read_whole(rewrite):
     ],
 )
 def test_a_damaged_one_is_refused_by_name(rewrite, text, changes, message):
-    path = rewrite(text, **changes)
+    folder = rewrite(text, **changes)
     with pytest.raises(UserError, match=f"last.safetensors .*{message}"):
-        load_checkpoint(make_state(), path)
+        load_checkpoint(make_state(), folder)
