@@ -21,6 +21,11 @@ if os.environ.get("PYTEST_XDIST_WORKER"):
     torch.set_num_threads(1)
 
 
+def pytest_collection_modifyitems(items):
+    """Slow tests first: one that is started last keeps a single worker busy while the others have nothing to do."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
 @pytest.fixture(autouse=True)
 def _same_start(monkeypatch, tmp_path_factory):
     monkeypatch.delenv("TORCHCAPS_BACKEND", raising=False)

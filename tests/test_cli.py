@@ -1,25 +1,52 @@
-"""The commands, as a user calls them: a real process, its output, its exit code."""
+"""The commands, as a user calls them: output and exit code; where it matters, of a real process."""
 
+import contextlib
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+import warnings
+from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
 from PIL import Image
 
 import torchcaps
+from torchcaps import cli
 from torchcaps.models import create_model, save
 
+LONG = ["train.epochs=5000", "data.limit=100", "data.image_size=12"]
 TINY = ["model.channels=4", "model.types=2", "model.hidden=[16]", "train.epochs=1"]
 
 
-def torchcaps_command(*arguments, cwd):
+def torchcaps_process(*arguments, cwd):
     command = [sys.executable, "-m", "torchcaps.cli", *map(str, arguments)]
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120)
+
+
+def torchcaps_command(*arguments, cwd):
+    """The same without a process, whose imports would take most of the time."""
+    before, out, err, code = os.getcwd(), io.StringIO(), io.StringIO(), None
+    os.chdir(cwd)
+    try:
+        with (
+            mock.patch.object(sys, "argv", ["torchcaps", *map(str, arguments)]),
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+            warnings.catch_warnings(),
+        ):
+            warnings.simplefilter("default")
+            cli.main()
+    except SystemExit as end:
+        code = end.code
+    finally:
+        os.chdir(before)
+    return SimpleNamespace(returncode=code, stdout=out.getvalue(), stderr=err.getvalue())
 
 
 def settings(*more):
@@ -50,7 +77,7 @@ def folder(tmp_path_factory):
 def trained(folder, tmp_path_factory):
     """A run on that folder, made by the command line alone."""
     cwd = tmp_path_factory.mktemp("work")
-    result = torchcaps_command("train", "--data", folder, "--out", "run", *settings("train.epochs=6"), cwd=cwd)
+    result = torchcaps_process("train", "--data", folder, "--out", "run", *settings("train.epochs=6"), cwd=cwd)
     assert result.returncode == 0, result.stderr
     assert "test accuracy" in result.stdout
     assert "report" in result.stdout
@@ -180,7 +207,13 @@ def test_mistake_exits_2_with_one_message_and_writes_nothing(tmp_path, arguments
 
 
 def test_debug_shows_the_traceback(tmp_path):
-    assert "Traceback" in torchcaps_command("train", "digit", "--debug", cwd=tmp_path).stderr
+    assert "Traceback" in torchcaps_process("train", "digit", "--debug", cwd=tmp_path).stderr
+
+
+def test_a_process_ends_as_its_command_does(tmp_path):
+    result = torchcaps_process("train", "digit", cwd=tmp_path)
+    assert result.returncode == 2
+    assert result.stderr == "error: there is no recipe called 'digit': did you mean 'digits'?\n"
 
 
 def test_folder_in_use_is_refused(tmp_path):
@@ -202,8 +235,15 @@ def test_output_that_cannot_be_written(tmp_path):
 
 @pytest.mark.skipif(os.name == "nt", reason="signals work otherwise there")
 def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
-    command = [sys.executable, "-m", "torchcaps.cli", "train", "--out", "run", *settings("train.epochs=400")]
-    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    command = [sys.executable, "-m", "torchcaps.cli", "train", "--out", "run", *settings(*LONG)]
+    process = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # in the background it would be ignored
+    )
     deadline = time.monotonic() + 60
     while not (tmp_path / "run" / "checkpoints" / "last.safetensors").exists():
         assert time.monotonic() < deadline, "the run did not start"

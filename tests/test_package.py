@@ -103,12 +103,12 @@ def one_of_each_kind():
 
 
 def _without_numbers(value):
-    """The same with every number replaced by whether it is 0."""
+    """The same with every number replaced by one."""
     if isinstance(value, dict):
         return {key: _without_numbers(each) for key, each in value.items()}
     if isinstance(value, list):
         return [_without_numbers(each) for each in value]
-    return bool(value) if isinstance(value, (int, float)) else value
+    return 1 if isinstance(value, (int, float)) else value
 
 
 @pytest.mark.parametrize("name", one_of_each_kind())
@@ -123,8 +123,10 @@ def test_recipes_of_every_kind_run_for_two_steps(name, small_data_sets, tmp_path
         overrides.append("model.parameters=100000")
     elif recipe.model.name == "baseline_cnn":
         overrides += ["model.channels=[4, 4, 4]"]
-    elif recipe.model.name in ("capsnet", "em_capsnet", "em_capsnet_large"):
-        overrides.append("model.channels=8")  # most of the multiplications are there
+    elif recipe.model.name in ("capsnet", "capsnet_small"):
+        overrides += ["model.channels=8", "model.types=2"]  # most of the multiplications and of the weights are there
+    elif recipe.model.name in ("em_capsnet", "em_capsnet_large"):
+        overrides.append("model.channels=8")
     elif recipe.model.name in ("segcaps", "unet"):
         overrides += ["model.channels=2", "augment.crop=16"]
     elif "pix2pix" in recipe.model.name:

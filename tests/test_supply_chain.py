@@ -40,6 +40,7 @@ def test_every_file_of_the_lock_has_a_checksum():
     assert [entry.split()[0] for entry in entries if not re.search(r"--hash=sha256:[0-9a-f]{64}", entry)] == []
 
 
+@pytest.mark.slow
 def test_a_type_checker_sees_the_types_from_outside(tmp_path):
     (tmp_path / "user.py").write_text(
         "import torchcaps\n"

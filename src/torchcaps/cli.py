@@ -68,6 +68,9 @@ def train(
     seed: Annotated[int | None, typer.Option(help="Of weights, order and augmentation.")] = None,
     devices: Annotated[int, typer.Option(help="Train on so many devices of this machine, a process each.", min=1)] = 1,
     nodes: Annotated[int, typer.Option(help="And on so many machines; see docs/trust.md.", min=1)] = 1,
+    shard: Annotated[
+        bool, typer.Option("--shard", help="Share out the weights among the devices, for layers too large for one.")
+    ] = False,
     fast: Annotated[bool, typer.Option(help="On CUDA, record the training step as a CUDA graph.")] = True,
     on_nan: Annotated[
         str | None, typer.Option("--on-nan", help="If a loss is no number: stop, or skip its step and go on.")
@@ -86,18 +89,19 @@ def train(
     overrides += set_ or ()
     given = {"precision": precision, "epochs": epochs, "seed": seed, "on_nan": on_nan}
     given |= {"fast": None if fast else "no", "deterministic": "yes" if deterministic else None}
+    where: dict[str, Any] = {"device": device, "devices": devices, "nodes": nodes, "shard": shard}
     overrides += [f"train.{name}={value}" for name, value in given.items() if value is not None]
     try:
         if resume is None:
             usual = {None: "digits", "pairs": "segcaps", "axons": "segcaps", "isbi2012": "isbi"}.get(source, "folder")
             chosen = load_recipe(recipe or usual, overrides)
-            start_run(chosen, out=out_, device=device, devices=devices, nodes=nodes, console=out)
+            start_run(chosen, out=out_, console=out, **where)
         elif recipe or data or out_:
             raise UserError(
                 "--resume takes its recipe, data and folder from the run: leave RECIPE, --data and --out away"
             )
         else:
-            resume_run(resume, overrides, device=device, devices=devices, nodes=nodes, console=out)
+            resume_run(resume, overrides, console=out, **where)
     except Interrupted:
         raise typer.Exit(130) from None
 

@@ -64,6 +64,7 @@ class TwoLayers(PixelModel):
         return Output(self.grow(seen).activation)
 
 
+@pytest.mark.slow
 def test_local_routing_for_images_of_any_size(tmp_path):
     answers = answers_of(TwoLayers())
     write_onnx(answers.model, tmp_path / "x.onnx")

@@ -42,7 +42,11 @@ def refused(*arguments, before="pass"):
 
 def test_a_model_is_served_until_interrupted(run, tmp_path, monkeypatch):
     process = subprocess.Popen(
-        [*COMMAND, run, "--port", "0"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*COMMAND, run, "--port", "0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # in the background it would be ignored
     )
     try:
         said = process.stdout.readline()

@@ -24,6 +24,18 @@ TINY = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def _no_pictures(request, monkeypatch):
+    """Drawing a report takes longer than these runs; two tests look at it."""
+
+    def blank(path, **page):
+        path.write_text("")
+        return path
+
+    if request.function not in (test_run_leaves_a_whole_folder, test_pairs_are_learned_with_each_digit_reconstructed):
+        monkeypatch.setattr(run, "write_report", blank)
+
+
 def tiny(*more):
     return load_recipe("digits", [*TINY, *more])
 

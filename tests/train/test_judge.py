@@ -9,7 +9,7 @@ from torchcaps.data import mask_sources
 from torchcaps.errors import UserError
 from torchcaps.models import create_model
 from torchcaps.train import judge as judging
-from torchcaps.train.judge import judge, judge_tables
+from torchcaps.train.judge import judge, judge_tables, pool
 
 TINY = ("train.epochs=4", "model.channels=2", "model.depth=1", "train.batch_size=4")
 
@@ -105,3 +105,43 @@ def test_how_far_apart_two_noises_are_is_told_map_by_map(monkeypatch):
     found = judging._compare(generator(), held_out, [judging.Taught(unet, 0.5)])
     assert found["label_dice"] == pytest.approx(0.5)
     assert found["label_dice_apart"] == pytest.approx(0.6)
+
+
+def judged(seed, real, caps, variation):
+    kinds = {"real": real, f"runs/caps-{seed}": caps, f"real + runs/caps-{seed}": real}
+    drawn = {"parameters": 7, "label_dice": 0.5, "variation": variation, "kid": None, "n": 4}
+    return {
+        "data": "axons",
+        "windows": 8,
+        "draws": 2,
+        "test_n": 4,
+        "generator_seeds": {f"runs/caps-{seed}": seed},
+        "trained": {
+            kind: {"values": [dice], "n": 1, "generator_parameters": None if kind == "real" else 7}
+            for kind, dice in kinds.items()
+        },
+        "drawn": {f"runs/caps-{seed}": drawn},
+    }
+
+
+def test_generators_of_several_seeds_as_one():
+    pooled = pool([judged(0, 0.8, 0.6, 0.1), judged(1, 0.9, 0.76, 0.3)])
+    assert list(pooled["trained"]) == ["real", "caps", "real + caps"]
+    caps = pooled["trained"]["caps"]
+    assert (caps["n"], caps["mean"], caps["of_real"]) == (2, pytest.approx(0.68), pytest.approx(0.8))
+    assert caps["generator_parameters"] == 7
+    assert pooled["generator_seeds"] == {"caps": (0, 1)}
+    assert pooled["drawn"]["caps"]["variation"] == pytest.approx(0.2)
+    assert pooled["drawn"]["caps"]["n"] == 8
+    assert pooled["drawn"]["caps"]["kid"] is None
+
+
+def test_what_was_not_judged_alike_is_not_one():
+    other = judged(1, 0.9, 0.76, 0.3)
+    other["test_n"] = 5
+    with pytest.raises(UserError, match="not judged alike: their test_n"):
+        pool([judged(0, 0.8, 0.6, 0.1), other])
+    other = judged(1, 0.9, 0.76, 0.3)
+    other["trained"]["more"] = other["trained"]["real"]
+    with pytest.raises(UserError, match="another generator beside"):
+        pool([judged(0, 0.8, 0.6, 0.1), other])

@@ -42,6 +42,7 @@ def result(name, **more):
     return {**known, **more}
 
 
+@pytest.mark.slow
 def test_seeds_are_trained_measured_and_put_into_a_table(tmp_path):
     settings = {"out": tmp_path / "results", "runs": tmp_path / "runs", "device": "cpu", "overrides": TINY}
     (alone,) = reproduce(["digits"], 1, **settings)
@@ -115,6 +116,7 @@ def test_of_few_images_each_seed_gets_others(tmp_path):
     assert job(tmp_path, seed=3).recipe.data.split_seed == 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="signals work otherwise there")
 def test_a_stopped_command_lets_its_runs_save_and_goes_on(tmp_path):
     settings = [f"--set={each}" for each in (*TINY, "train.epochs=300")]
@@ -158,6 +160,7 @@ def test_being_terminated_is_as_being_interrupted():
         be_terminated()
 
 
+@pytest.mark.slow
 def test_a_failed_run_is_named_and_the_others_count(tmp_path):
     broken = tmp_path / "broken.yaml"
     text = load_recipe("digits", ["data.source=folder", "data.path=nowhere"]).to_yaml()

@@ -14,11 +14,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from torchcaps.errors import UserError
 from torchcaps.train import engine, run
 from torchcaps.train.checkpoint import saved_step
 from torchcaps.train.recipe import load_recipe
+from torchcaps.train.shards import share_out
 from torchcaps.train.team import Team, asked_by_torchrun
 
 STEPS = 50
@@ -103,13 +105,32 @@ def wait_until(condition, process, seconds=120):
         time.sleep(0.02)
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The run of one process."""
+    folder = tmp_path_factory.mktemp("one") / "whole"
+    return run.start_run(load_recipe("digits", SETTINGS), out=folder, device="cpu")
+
+
+def starts(folder, *more):
+    settings = [f"--set={each}" for each in SETTINGS]
+    return started(*TRAIN, "digits", *settings, "--out", str(folder), "--devices", "2", *more)
+
+
+def same_curves(one, other):
+    assert len(lines(other)) == len(lines(one)) == STEPS // 2
+    for alone, several in zip(lines(one), lines(other)):
+        assert several["step"] == alone["step"]
+        assert several["train_accuracy"] == alone["train_accuracy"]  # every example once, the remainder included
+        for name in ("train_loss", "val_loss"):
+            assert several[name] == pytest.approx(alone[name], abs=1e-5)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for a process by /proc")
-def test_two_processes_one_of_which_dies_then_three_and_one(tmp_path):
-    whole = run.start_run(load_recipe("digits", SETTINGS), out=tmp_path / "whole", device="cpu")
+def test_two_processes_one_of_which_dies_then_three_and_one(whole, tmp_path):
     folder = tmp_path / "run"
-    settings = [f"--set={each}" for each in SETTINGS]
-    process = started(*TRAIN, "digits", *settings, "--out", str(folder), "--devices", "2")
+    process = starts(folder)
     wait_until(lambda: (saved_step(folder / "checkpoints") or 0) >= 6, process)
     (child,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     os.kill(int(child), signal.SIGKILL)
@@ -129,9 +150,45 @@ def test_two_processes_one_of_which_dies_then_three_and_one(tmp_path):
     assert code == 0, words
     assert json.loads((folder / "summary.json").read_text())["processes"] == 3
     for other in (alone, folder):
-        assert len(lines(other)) == STEPS // 2
-        for one, several in zip(lines(whole), lines(other)):
-            assert several["step"] == one["step"]
-            assert several["train_accuracy"] == one["train_accuracy"]  # every example once, the remainder included
-            for name in ("train_loss", "val_loss"):
-                assert several[name] == pytest.approx(one[name], abs=1e-5)
+        same_curves(whole, other)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name == "nt", reason="signals work otherwise there")
+def test_weights_in_pieces_stopped_and_gone_on_with_whole_and_in_pieces(whole, tmp_path):
+    folder = tmp_path / "run"
+    process = starts(folder, "--shard")
+    wait_until(lambda: (saved_step(folder / "checkpoints") or 0) >= 6, process)
+    os.killpg(process.pid, signal.SIGTERM)
+    words, code = ended(process, within=60)
+    assert code == 130, words
+    assert "go on with" in words
+    assert "note" not in words
+    alone = tmp_path / "alone"
+    shutil.copytree(folder, alone)
+    run.resume_run(alone, device="cpu")
+    words, code = ended(started(*TRAIN, "--resume", str(folder), "--devices", "2", "--shard"), within=120)
+    assert code == 0, words
+    for other in (alone, folder):
+        same_curves(whole, other)
+    weights = [load_file(each / "model" / "model.safetensors") for each in (alone, folder)]
+    torch.testing.assert_close(*weights, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "settings", "message"),
+    [
+        ("digits", ["optim.name=muon"], "optim.name=muon turns whole matrices"),
+        ("capspix2pix", [], "--shard is for one network"),
+    ],
+)
+def test_what_cannot_be_in_pieces(recipe, settings, message):
+    chosen = load_recipe(recipe, settings)
+    state = SimpleNamespace(rival=object() if recipe == "capspix2pix" else None)
+    with pytest.raises(UserError, match=message):
+        share_out(state, chosen, SimpleNamespace())
+
+
+def test_pieces_need_several_processes():
+    with pytest.raises(UserError, match="--shard: weights are shared out among processes"):
+        engine.make_fabric("cpu", "fp32", shard=True)

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torchcaps.errors import UserError
 from torchcaps.models import Discriminator, ImageModel
 from torchcaps.models.tensors import Unreadable, read_json, read_tensors
+from torchcaps.train.pieces import in_pieces, like, whole
 
 FORMAT = "2"
 LAST, PREVIOUS = "last.safetensors", "previous.safetensors"
@@ -148,6 +149,13 @@ def load_checkpoint(state: State, folder: Path) -> list[str]:
     raise UserError(f"{folder / LAST} does not exist: there is nothing to resume")
 
 
+def copy_state(source: State, target: State) -> None:
+    """Fill a state with what another is; either may be in pieces, and then every process has to ask for it."""
+    _restore(target, dict(_flatten(source)))
+    for name in _PLAIN:
+        setattr(target, name, getattr(source, name))
+
+
 def checksum(tensors: dict[str, Tensor], metadata: Metadata) -> str:
     """Of every name, type, shape and number, and of what is said about them."""
     digest = hashlib.blake2b(digest_size=16)
@@ -240,7 +248,7 @@ def _flatten(state: State) -> list[tuple[str, Tensor]]:
     named.append(("random/augment", state.generator.get_state()))
     if state.generator.device.type == "cuda":
         named.append(("random/cuda", torch.cuda.get_rng_state(state.generator.device)))
-    return [(name, tensor.detach().cpu().clone().contiguous()) for name, tensor in named]
+    return [(name, whole(tensor.detach()).cpu().clone().contiguous()) for name, tensor in named]
 
 
 def _restore(state: State, tensors: dict[str, Tensor]) -> None:
@@ -248,7 +256,9 @@ def _restore(state: State, tensors: dict[str, Tensor]) -> None:
         return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
     for prefix, network in state.networks.items():
-        network.load_state_dict(below(f"{prefix}/"))
+        now, new = network.state_dict(), below(f"{prefix}/")
+        shared = {name: like(tensor, now[name]) for name, tensor in new.items() if name in now and in_pieces(now[name])}
+        network.load_state_dict(new | shared)
     for prefix, optimizer in state.optimizers.items():
         _restore_moments(optimizer, below(f"{prefix}/"))
     torch.set_rng_state(tensors["random/torch"])
@@ -268,4 +278,4 @@ def _restore_moments(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor
         # The fused update wants moments laid out in memory as their parameter is.
         for name, value in moment.items():
             if value.shape == parameter.shape:
-                moment[name] = torch.empty_like(parameter).copy_(value)
+                moment[name] = like(value, parameter)

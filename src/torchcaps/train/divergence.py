@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.errors import UserError
+from torchcaps.train.pieces import pieces
 
 ADVICE = "lower optim.lr, set optim.clip=1, or train with --precision fp32"
 
@@ -46,7 +47,7 @@ class Divergence:
 
     def look_at_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         if self.skips:
-            norms = torch._foreach_norm([p.grad for p in parameters if p.grad is not None])
+            norms = torch._foreach_norm(pieces(p.grad for p in parameters if p.grad is not None))
             self._note(~torch.stack(list(norms)).isfinite().all())
 
     def _note(self, bad: Tensor) -> None:

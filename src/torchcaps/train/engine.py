@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol, overload
 
 import torch
 from lightning_fabric import Fabric
+from lightning_fabric.strategies import ModelParallelStrategy
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -28,6 +29,7 @@ from torchcaps.losses import combine
 from torchcaps.models import ImageModel, PixelModel, SynthesisModel
 from torchcaps.train.checkpoint import State
 from torchcaps.train.divergence import Diverged, Divergence, blame_layer
+from torchcaps.train.pieces import pieces
 from torchcaps.train.recipe import Recipe, TrainSection
 from torchcaps.train.schedule import learning_rate
 from torchcaps.train.segment import Masks, Segment, evaluate_masks
@@ -67,10 +69,12 @@ def train(
     data = resident(train_data, fabric.device, **recipe.augment.model_dump())
     steps_per_epoch = num_batches(len(data) * settings.repeat, settings.batch_size)
     total_steps = settings.epochs * steps_per_epoch
-    model, optimizer = fabric.setup(state.model, state.optimizer)
     team, totals = Team(fabric), Totals(fabric.device, task.measure)
+    model = fabric.setup_module(state.model)
+    optimizer: Any = fabric.setup_optimizers(state.optimizer)
     skips = settings.on_nan == "skip"
-    divergence = Divergence(fabric.device, state.optimizers.values(), state.step, skips)
+    told = [] if team.in_pieces else state.optimizers.values()  # otherwise Python decides
+    divergence = Divergence(fabric.device, told, state.step, skips)
 
     # With one process Fabric's wrapper adds nothing to the forward pass but what breaks a compiled graph in pieces.
     network = state.model if team.size == 1 else model
@@ -95,7 +99,8 @@ def train(
         team.agree(divergence.bad)
         if clip is not None:
             fabric.clip_gradients(model, optimizer, max_norm=clip, error_if_nonfinite=False)
-        optimizer.step()
+        if not (team.in_pieces and divergence.bad):
+            optimizer.step()
         if part.counted:
             totals.add(loss, terms, correct, divergence.bad if skips else None)
 
@@ -122,7 +127,8 @@ def train(
     with tuned(fabric.device, tensor_cores=settings.precision != "fp32"):
         while not finished(state, settings, task.measure):
             model.train()
-            totals.start(state.totals if team.first else {})  # those are of all processes together
+            # Those from before are of all processes together, so only the first has them; the names all have.
+            totals.start(state.totals if team.first else dict.fromkeys(state.totals, 0.0))
             passes = range(state.epoch * settings.repeat, (state.epoch + 1) * settings.repeat)
             order = torch.cat([epoch_order(len(data), settings.seed, number) for number in passes]).to(data.home)
             started = time.perf_counter()
@@ -142,7 +148,9 @@ def train(
                     state.totals = totals.read(team)
                     state.seconds += time.perf_counter() - started
                     raise Interrupted
-                if time.perf_counter() > next_check:
+                if (
+                    team.in_pieces or time.perf_counter() > next_check
+                ):  # who has pieces looks for a fault with the others
                     passed_over += check(order)
                     next_check = time.perf_counter() + CHECK_EVERY
             means = totals.means("train_", team)  # waits for the device, so the clock is read after it
@@ -162,7 +170,8 @@ def train(
             if passed_over:
                 line["passed_over"] = passed_over
             if validation is not None:
-                line |= team.first_says(partial(_validate, state.final, validation, task))
+                measured = partial(_validate, state.final, validation, task)
+                line |= measured() if team.in_pieces else team.first_says(measured)
             state.history.append(line)
             watcher.epoch(state, line)
 
@@ -285,9 +294,12 @@ class Totals:
         return {prefix + name: value / examples for name, value in sums.items()}
 
 
-def make_fabric(device: str, precision: str, devices: int = 1, nodes: int = 1) -> Fabric:
+def make_fabric(device: str, precision: str, devices: int = 1, nodes: int = 1, shard: bool = False) -> Fabric:
     """A kind of device: "auto", "cpu", "cuda" or "mps", and how many of them on how many machines; precision "auto" is
-    bf16 convolutions on CUDA, fp32 elsewhere."""
+    bf16 convolutions on CUDA, fp32 elsewhere.
+
+    shard  each process has a piece of every weight
+    """
     kinds = {"auto": True, "cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     kind = "cuda" if device == "gpu" else device
     if kind not in kinds:
@@ -304,7 +316,11 @@ def make_fabric(device: str, precision: str, devices: int = 1, nodes: int = 1) -
         raise UserError("--devices: of this kind there is one; leave it out")
     if kind == "cuda" and devices > torch.cuda.device_count():
         raise UserError(f"--devices {devices}: this machine has {torch.cuda.device_count()}")
-    strategy = "ddp" if devices * nodes > 1 else "auto"
+    strategy: Any = "ddp" if devices * nodes > 1 else "auto"
+    if shard:
+        if devices * nodes == 1:
+            raise UserError("--shard: weights are shared out among processes; give --devices, two or more")
+        strategy = ModelParallelStrategy(lambda model, mesh: model, devices * nodes, tensor_parallel_size=1)
     return Fabric(
         accelerator=kind,
         devices=devices,
@@ -333,7 +349,7 @@ def update_average(average: ImageModel, model: ImageModel, decay: float, step: i
     if step % span:
         return
     decay = min(decay, (1 + step) / (10 + step)) ** span
-    torch._foreach_lerp_(list(average.parameters()), list(model.parameters()), 1 - decay)
+    torch._foreach_lerp_(pieces(average.parameters()), pieces(model.parameters()), 1 - decay)
     for (name, kept), current in zip(average.named_buffers(), model.buffers()):
         if name.endswith(("running_mean", "running_var")):  # of batch normalisation: they belong to the weights
             kept.lerp_(current, 1 - decay)

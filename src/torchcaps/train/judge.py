@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
@@ -104,6 +105,40 @@ def judge(
     if out is not None:
         write_whole(out / "judge.json", json.dumps(result, indent=2, ensure_ascii=False) + "\n")
     return result
+
+
+def pool(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What judges found of the same kinds of generators, trained with other seeds: as if one had judged them all."""
+    first = results[0]
+    for what in ("data", "windows", "draws", "test_n"):
+        if len({result[what] for result in results}) > 1:
+            raise UserError(f"these were not judged alike: their {what} is {[result[what] for result in results]}")
+    if len({(len(result["trained"]), len(result["drawn"])) for result in results}) > 1:
+        raise UserError("these were not judged alike: some have another generator beside them")
+    trained: dict[str, Any] = {}
+    for kind, alike in zip(first["trained"], zip(*(result["trained"].values() for result in results))):
+        values = [value for each in alike for value in each["values"]]
+        usual = trained["real"]["mean"] if trained else statistics.mean(values)  # real images come first
+        parameters = alike[0]["generator_parameters"]
+        spread = _spread(values)
+        of_real = spread["mean"] / max(usual, 1e-12)
+        trained[_unnumbered(kind)] = {**spread, "of_real": of_real, "generator_parameters": parameters}
+    drawn: dict[str, Any] = {}
+    for name, some in zip(first["drawn"], zip(*(result["drawn"].values() for result in results))):
+        same = {"parameters": some[0]["parameters"], "n": sum(each["n"] for each in some)}
+        measures = [key for key in some[0] if key not in same and some[0][key] is not None]
+        drawn[_unnumbered(name)] = (
+            {"kid": None} | same | {key: statistics.mean(each[key] for each in some) for key in measures}
+        )
+    seeds = [list(result["generator_seeds"].values()) for result in results]
+    together = {"generator_seeds": dict(zip(drawn, zip(*seeds))), "trained": trained, "drawn": drawn}
+    return {**first, **together}
+
+
+def _unnumbered(kind: str) -> str:
+    """ "real + runs/mine-0" as "real + mine"."""
+    before, plus, name = kind.rpartition(" + ")
+    return before + plus + re.sub(r"-\d+$", "", Path(name).name)
 
 
 def judge_tables(result: dict[str, Any]) -> list[tuple[list[str], list[list[str]]]]:

@@ -15,6 +15,7 @@ from torchcaps.layers.routings import ROUTINGS
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # a quintic that takes singular values in (0, 1] to about 1 in five rounds
 ROUNDS = 5
+LARGE = 512  # rows from which rounds in float32 may take longer than all else of a training step
 LIKE_ADAM = 0.2  # root mean square of a step of Adam, in learning rates
 
 
@@ -63,22 +64,35 @@ class Muon(torch.optim.AdamW):
 
 
 def orthogonal(matrix: Tensor) -> Tensor:
-    """About the nearest matrix whose singular values are all 1, by products alone.
-
-    Every round is a polynomial of the Gram matrix G = X Xᵀ times X, so all rounds but their last product are taken on
-    G, which has the shorter side. They blow up what is small: G must not be rounded to less than float32.
-    """
-    a, b, c = NEWTON_SCHULZ
+    """About the nearest matrix whose singular values are all 1, by products alone."""
     x = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
     x = x / x.norm().clamp_min(1e-7)
+    wide = x.shape[1] >= 4 * x.shape[0]
+    x = in_rounds(x) if wide or len(x) < LARGE else in_rough_rounds(x)
+    return x.T if matrix.shape[0] > matrix.shape[1] else x
+
+
+def in_rounds(x: Tensor) -> Tensor:
+    """Every round is a polynomial of the Gram matrix G = X Xᵀ times X, so all but their last product are taken on
+    G, which has the shorter side. They blow up what is small: G must not be rounded to less than float32."""
+    a, b, c = NEWTON_SCHULZ
     gram, eye = x @ x.T, torch.eye(len(x), device=x.device, dtype=x.dtype)
     whole = eye
     with _exact_products():
         for _ in range(ROUNDS):
             factor = a * eye + torch.addmm(gram, gram, gram, beta=b, alpha=c)
             gram, whole = factor @ gram @ factor, factor @ whole
-    x = whole @ x
-    return x.T if matrix.shape[0] > matrix.shape[1] else x
+    return whole @ x
+
+
+def in_rough_rounds(x: Tensor) -> Tensor:
+    """The same rounds on X itself, which may be rounded: on an accelerator in bfloat16, as Muon was published."""
+    a, b, c = NEWTON_SCHULZ
+    rough = x.bfloat16() if x.is_cuda else x
+    for _ in range(ROUNDS):
+        gram = rough @ rough.T
+        rough = torch.addmm(rough, torch.addmm(gram, gram, gram, beta=b, alpha=c), rough, beta=a)
+    return rough.to(x.dtype)
 
 
 @contextmanager
@@ -91,12 +105,16 @@ def _exact_products() -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def by_shape(model: nn.Module) -> list[dict[str, Any]]:
-    """A model's weights in groups by which of their axes are rows, that is, what a layer puts out; last the rest."""
+def by_shape(model: nn.Module, linear: bool = False) -> list[dict[str, Any]]:
+    """A model's weights in groups by which of their axes are rows, that is, what a layer puts out; last the rest.
+
+    linear  weights of Linear layers have rows, too
+    """
     groups: dict[tuple[int, ...], list[nn.Parameter]] = {}
     for module in model.modules():
         for name, weight in module.named_parameters(recurse=False):
-            rows = _rows(module) if name == "weight" and weight.ndim == 4 else ()
+            matrix = weight.ndim == 4 or (linear and isinstance(module, nn.Linear))
+            rows = _rows(module) if name == "weight" and matrix else ()
             groups.setdefault(rows, []).append(weight)
     return [{"params": groups[rows], "rows": rows} for rows in sorted(groups, reverse=True)]
 
@@ -106,4 +124,4 @@ def _rows(module: nn.Module) -> tuple[int, ...]:
         return () if ROUTINGS[module.routing].matrix else (1, 2)
     if isinstance(module, (nn.ConvTranspose2d, DeconvCaps2d)):
         return (1,)
-    return (0,) if isinstance(module, (nn.Conv2d, ConvCaps2d)) else ()
+    return (0,) if isinstance(module, (nn.Conv2d, ConvCaps2d, nn.Linear)) else ()

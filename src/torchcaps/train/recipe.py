@@ -90,6 +90,7 @@ class LossSection(Section):
 
 class OptimSection(Section):
     name: Literal["adam", "adamw", "muon"] = "adam"
+    linear: bool = False  # muon: for Linear layers, too, which otherwise AdamW trains
     lr: float = Field(1e-3, gt=0)
     betas: tuple[float, float] = (0.9, 0.999)
     weight_decay: float = Field(0.0, ge=0)
@@ -119,7 +120,7 @@ class TrainSection(Section):
     precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 convolutions on CUDA, fp32 elsewhere
     ema: float = Field(0.0, ge=0, lt=1)  # decay of the averaged weights; 0: none
     fast: bool = True  # on CUDA, record the step as a CUDA graph
-    save_every: float = Field(15.0, ge=0)  # seconds between two checkpoints at least
+    save_every: float = Field(15.0, ge=0)  # seconds between two checkpoints at least; 0: one after every epoch
     on_nan: Literal["stop", "skip"] = "stop"  # a loss that is no number ends the run, or its step is passed over
     deterministic: bool = False  # on CUDA, the same numbers in every run, at some cost in speed
     read_test: bool = True  # no: the test set stays unread, while settings are still being chosen

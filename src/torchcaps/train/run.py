@@ -17,7 +17,7 @@ from torchcaps.data import Dataset, Segments, Splits, epoch_size, load_data, num
 from torchcaps.errors import UserError
 from torchcaps.models import ImageModel, load, save
 from torchcaps.train import engine
-from torchcaps.train.checkpoint import State, load_checkpoint, reason, save_checkpoint
+from torchcaps.train.checkpoint import State, copy_state, load_checkpoint, reason, save_checkpoint
 from torchcaps.train.divergence import ADVICE, Diverged
 from torchcaps.train.drawing_report import write_drawing_report
 from torchcaps.train.evaluate import evaluate_model
@@ -30,6 +30,7 @@ from torchcaps.train.report import write_report, write_whole
 from torchcaps.train.scores import Scores, as_csv, score
 from torchcaps.train.segment import Masks, Segment
 from torchcaps.train.setup import make_state, seeded
+from torchcaps.train.shards import Gathering, share_out
 from torchcaps.train.step import repeatable
 from torchcaps.train.synthesise import Drawings, Synthesise
 from torchcaps.train.tasks import Task
@@ -44,13 +45,15 @@ def start_run(
     device: str = "auto",
     devices: int = 1,
     nodes: int = 1,
+    shard: bool = False,
     console: Console | None = None,
 ) -> Path:
     """Train a recipe in a new folder, `runs/<recipe>-<time>` unless `out` names one; returns it.
 
     devices, nodes  processes on each machine, one a device, and machines; under torchrun they are what it started
+    shard           each process has a piece of every weight, of its gradient and its moments
     """
-    team = _meet(recipe, device, devices, nodes)
+    team = _meet(recipe, device, devices, nodes, shard)
     return _run(recipe, team.first_says(lambda: _new_folder(recipe, out)), team, console, resume=False)
 
 
@@ -61,6 +64,7 @@ def resume_run(
     device: str = "auto",
     devices: int = 1,
     nodes: int = 1,
+    shard: bool = False,
     console: Console | None = None,
 ) -> Path:
     """Go on with an interrupted run, exactly where it was; on another number of processes but for the order of sums."""
@@ -70,12 +74,12 @@ def resume_run(
         if override.startswith(("data.", "augment.crop=", "train.batch_size=", "train.seed=", "train.repeat=")):
             raise UserError(f"--resume: {override.partition('=')[0]} is fixed by the run; start a new run to change it")
     recipe = load_recipe(str(folder / "recipe.yaml"), overrides)
-    return _run(recipe, folder, _meet(recipe, device, devices, nodes), console, resume=True)
+    return _run(recipe, folder, _meet(recipe, device, devices, nodes, shard), console, resume=True)
 
 
-def _meet(recipe: Recipe, device: str, devices: int, nodes: int) -> Team:
+def _meet(recipe: Recipe, device: str, devices: int, nodes: int, shard: bool) -> Team:
     """All processes of the run; those that nobody has started yet are started."""
-    fabric = engine.make_fabric(device, recipe.train.precision, devices, nodes)
+    fabric = engine.make_fabric(device, recipe.train.precision, devices, nodes, shard)
     fabric.launch()
     return Team(fabric)
 
@@ -113,6 +117,7 @@ def _train(recipe: Recipe, folder: Path, team: Team, console: Console, resume: b
             if engine.finished(state, recipe.train, task.measure) and (folder / "summary.json").is_file():
                 more = "add more with --epochs" if state.epoch >= recipe.train.epochs else "it reached train.stop_at"
                 raise UserError(f"{folder} has finished its {state.epoch} epochs: {more}")
+        trained = share_out(state, recipe, team.fabric) if team.in_pieces else state
         if not team.first:
             torch.manual_seed(recipe.train.seed + 1_000_003 * team.rank + state.step)  # dropout of its own
         team.first_says(lambda: _prepare_folder(recipe, folder, resume, locked))
@@ -122,10 +127,13 @@ def _train(recipe: Recipe, folder: Path, team: Team, console: Console, resume: b
         watcher = RunWatcher(folder, recipe.train, steps, console, task.measure) if team.first else Follower()
         try:
             with watcher.watching(state), enough_memory(recipe):
-                engine.train(state, splits.train, splits.validation, task, recipe, team.fabric, watcher)
+                shown = Gathering(watcher, state) if team.in_pieces else watcher
+                engine.train(trained, splits.train, splits.validation, task, recipe, team.fabric, shown)
         except Diverged as error:
             raise UserError(f"{error}. {kept(folder)}; {ADVICE}") from error
         except engine.Interrupted:
+            if team.in_pieces:
+                copy_state(trained, state)
             if team.first:
                 with writing(folder):
                     save_checkpoint(state, folder / "checkpoints")
@@ -136,6 +144,7 @@ def _train(recipe: Recipe, folder: Path, team: Team, console: Console, resume: b
             )
             raise
     if team.first:
+        state.final.to(device)
         with writing(folder):
             _finish(folder, recipe, splits, state, task, started, resume, _peak_memory(device), team.size, console)
     return folder

@@ -55,15 +55,18 @@ def make_state(recipe: Recipe, data: Dataset | Segments, device: torch.device) -
 
 
 def make_optimizer(
-    network: nn.Module, optim: OptimSection, device: torch.device, share: float = 1.0
+    network: nn.Module, optim: OptimSection, device: torch.device, share: float = 1.0, in_pieces: bool = False
 ) -> torch.optim.Optimizer:
-    """share  its learning rate, as a multiple of the recipe's; `set_learning_rate` keeps to it"""
-    cuda = device.type == "cuda"
+    """
+    share      its learning rate, as a multiple of the recipe's; `set_learning_rate` keeps to it
+    in_pieces  each process has a piece of every weight; then steps are not recorded
+    """
+    cuda = device.type == "cuda" and not in_pieces
     lr = torch.tensor(optim.lr, device=device) if cuda else optim.lr  # a tensor, so that a recorded step can follow it
     kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "muon": Muon}[optim.name]
-    groups = by_shape(network) if kind is Muon else [{"params": list(network.parameters())}]
+    groups = by_shape(network, optim.linear) if kind is Muon else [{"params": list(network.parameters())}]
     groups = [group | {"share": share} for group in groups]
-    return kind(groups, lr=lr, betas=optim.betas, weight_decay=optim.weight_decay, fused=True, capturable=cuda)
+    return kind(groups, lr=lr, betas=optim.betas, weight_decay=optim.weight_decay, fused=not in_pieces, capturable=cuda)
 
 
 def _rival(model: SynthesisModel, recipe: Recipe) -> Discriminator:

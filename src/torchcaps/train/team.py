@@ -2,7 +2,8 @@
 
 All of them have all images and draw the same random numbers, so each knows the whole batch and takes its own part of
 it: together they take the very step that one process would take, but for the order of sums. Gradients are averaged by
-DistributedDataParallel, which Fabric sets up; only the first process writes.
+DistributedDataParallel, which Fabric sets up, or where weights are in pieces by FSDP (`shards`); only the first process
+writes.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 from lightning_fabric import Fabric
+from lightning_fabric.strategies import ModelParallelStrategy
 from torch import Tensor
 
 from torchcaps.errors import UserError
@@ -45,6 +47,11 @@ class Team:
     def first(self) -> bool:
         """Whether this is the process that writes."""
         return self.rank == 0
+
+    @property
+    def in_pieces(self) -> bool:
+        """Whether each process has a piece of every weight."""
+        return isinstance(self.fabric.strategy, ModelParallelStrategy)
 
     def part(self, batch: tuple[Tensor | None, ...]) -> Part:
         """batch: tensors (B, …), the first of them not None."""

@@ -21,6 +21,12 @@ from torchcaps.train.guard import writing
 from torchcaps.train.recipe import TrainSection
 
 REFRESH = 0.5  # seconds between two looks at the metrics: each makes an accelerator wait
+COST = 0.01  # the share of a run's time that writing checkpoints may take
+
+
+def pause(save_every: float, took: float) -> float:
+    """Seconds until the next checkpoint, after one that took so long; 0 if one after every epoch is asked for."""
+    return max(save_every, took / COST) if save_every else 0.0
 
 
 class Quiet:
@@ -73,8 +79,9 @@ class RunWatcher(Follower):
 
     metrics.jsonl                  one line for each epoch
     tensorboard/                   the same as curves
-    checkpoints/last.safetensors   the state after the last epoch, after one every `save_every` seconds, and when the
-                                   run was interrupted; previous.safetensors, the one before
+    checkpoints/last.safetensors   the state after the last epoch, after one every `save_every` seconds (less often
+                                   where writing takes long), and when the run was interrupted;
+                                   previous.safetensors, the one before
     checkpoints/best/              the model that was best on validation
     """
 
@@ -169,9 +176,11 @@ class RunWatcher(Follower):
             self._save(state)
 
     def _save(self, state: State) -> None:
+        began = time.perf_counter()
         if self._saved != state.step:
             save_checkpoint(state, self.folder / "checkpoints")
-        self._saved, self._next_save = state.step, time.perf_counter() + self._save_every
+        now = time.perf_counter()
+        self._saved, self._next_save = state.step, now + pause(self._save_every, now - began)
 
     def _write_history(self, state: State) -> None:
         # What an interrupted run had written after its last checkpoint is not part of the run that goes on.

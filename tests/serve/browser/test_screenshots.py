@@ -7,12 +7,14 @@ import re
 from pathlib import Path
 
 import numpy as np
+import pytest
 from PIL import Image
 
 ROOT = Path(__file__).parents[3]
 PAGES = "".join((ROOT / page).read_text(encoding="utf-8") for page in ("README.md", "docs/explorer.md"))
 
 
+@pytest.mark.slow
 def test_every_picture_of_the_documentation_is_taken(browser, server, tmp_path):
     spec = importlib.util.spec_from_file_location("make_screenshots", ROOT / "docs" / "make_screenshots.py")
     script = importlib.util.module_from_spec(spec)
