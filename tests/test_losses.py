@@ -11,6 +11,7 @@ from torchcaps.losses import (
     combine,
     cross_entropy,
     dice_loss,
+    feature_loss,
     l1_loss,
     margin_loss,
     mask_cross_entropy,
@@ -248,6 +249,12 @@ def test_adversarial_losses_by_hand():
     assert adversarial_loss(logits, True, kind="least_squares", smoothing=0.5)[1].item() == pytest.approx(2.25)
     with pytest.raises(ValueError, match="'hinge'"):
         adversarial_loss(logits, True, kind="hinge")
+
+
+def test_every_layer_that_notices_counts_alike_however_many_maps_it_has():
+    drawn = [torch.zeros(2, 1, 1, 2), torch.zeros(2, 3, 1, 1)]
+    real = [torch.tensor([[[[1.0, -3.0]]], [[[0.0, 0.0]]]]), torch.ones(2, 3, 1, 1)]
+    assert feature_loss(drawn, real).tolist() == [1.5, 0.5]
 
 
 def test_the_distance_of_images_leaves_out_what_is_ignored():

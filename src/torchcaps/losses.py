@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -188,6 +190,17 @@ def l1_loss(drawn: Tensor, images: Tensor, masks: Tensor) -> Tensor:
         raise ValueError(f"l1_loss: shapes differ, {tuple(drawn.shape)} and {tuple(images.shape)}")
     check_masks("l1_loss", images, masks)
     return _mean_over_pixels((_at_least_float32(drawn) - images).abs().mean(1), masks != IGNORED)
+
+
+def feature_loss(drawn: Sequence[Tensor], real: Sequence[Tensor]) -> Tensor:
+    """How far apart a discriminator's layers see two images (Wang et al. 2018): the absolute difference, averaged over
+    each layer's maps, then over layers.
+
+    drawn, real  (B, channels, h, w) of every layer
+    returns      (B,)
+    """
+    apart = [(_at_least_float32(a) - _at_least_float32(b)).abs().flatten(1).mean(1) for a, b in zip(drawn, real)]
+    return torch.stack(apart).mean(0)
 
 
 def check_masks(name: str, values: Tensor, masks: Tensor) -> None:

@@ -147,6 +147,15 @@ def test_each_answer_of_the_discriminator_sees_a_patch(depth, patch):
     assert len(touched) == patch
 
 
+def test_what_the_discriminator_notices_on_its_way_to_the_answer():
+    judge = Discriminator(2, channels=3, depth=2, spectral_norm=False)
+    seen = torch.rand(1, 2, 32, 32)
+    *maps, logits = judge.noticed(seen)
+    assert [tuple(each.shape[1:]) for each in maps] == [(3, 16, 16), (6, 8, 8), (12, 7, 7)]
+    assert torch.equal(maps[0], judge.layers[1](judge.layers[0](seen)))
+    assert torch.equal(logits, judge(seen))
+
+
 def test_spectral_norm_bounds_every_layer():
     judge = Discriminator(2, channels=8, depth=2)
     for _ in range(30):  # each pass brings the estimate nearer

@@ -69,3 +69,17 @@ def test_a_damaged_one_is_refused_by_name(rewrite, text, changes, message):
     folder = rewrite(text, **changes)
     with pytest.raises(UserError, match=f"last.safetensors .*{message}"):
         load_checkpoint(make_state(), folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"optimizer/999/exp_avg": torch.zeros(3)}, "moments of weight 999"),  # which once was no error of ours
+        ({"optimizer/0/exp_avg": torch.zeros(3)}, "moments of weight 0"),
+        ({"optimizer/0/mean": torch.zeros(3)}, "moments of weight 0 are not what Adam keeps"),
+        ({"optimizer/0/step": torch.zeros(2)}, "moments of weight 0"),
+    ],
+)
+def test_moments_that_are_not_of_these_weights(rewrite, changes, message):
+    with pytest.raises(UserError, match=f"is of another model: .*{message}"):
+        load_checkpoint(make_state(), rewrite(**changes))

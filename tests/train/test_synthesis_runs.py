@@ -155,6 +155,7 @@ def test_the_generators_loss_leaves_no_gradient_in_the_discriminator(monkeypatch
         ({}, {"bce": 1.0, "l1": 100.0}),
         ({"least_squares": 2.0, "l1": 5.0}, {"least_squares": 2.0, "l1": 5.0}),
         ({"bce": 0.0}, {"l1": 100.0}),
+        ({"l1": 1.0, "features": 10.0}, {"bce": 1.0, "l1": 1.0, "features": 10.0}),
     ],
 )
 def test_losses_by_name(loss, weights):
@@ -182,8 +183,9 @@ def test_losses_that_make_no_sense(loss, words):
         ({"name": "capspix2pix", "channels": 2, "width": 0.25}, {"bce": 1.0, "l1": 20.0}),
         ({"name": "capspix2pix", "channels": 2, "width": 0.25, "noise": "latent"}, {"least_squares": 1.0}),
         ({"name": "pix2pix", "channels": 4}, {"least_squares": 1.0, "l1": 20.0}),
+        ({"name": "capspix2pix", "channels": 2, "width": 0.25}, {"bce": 1.0, "l1": 20.0, "features": 5.0}),
     ],
-    ids=["capsules", "latent", "pix2pix"],
+    ids=["capsules", "latent", "pix2pix", "features"],
 )
 def test_steps_of_drawing_run_and_on_a_gpu_are_recorded(tmp_path, caplog, model, loss):
     tree = {"name": "steps", "data": {"source": "axons", "image_size": 32, "limit": 8, "validation": 0}}
@@ -193,6 +195,7 @@ def test_steps_of_drawing_run_and_on_a_gpu_are_recorded(tmp_path, caplog, model,
     folder = run.start_run(make_recipe(tree), out=tmp_path / "run")
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert lines[-1]["train_l1"] < lines[0]["train_l1"]
+    assert ("train_features" in lines[0]) == ("features" in loss)
     assert "could not be" not in caplog.text
 
 

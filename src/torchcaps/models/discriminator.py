@@ -31,6 +31,15 @@ class Discriminator(nn.Module):
         """(B, 1, h, w) logits, above 0 where a patch of `seen` (B, labels and colours, H, W) is taken for real."""
         return at_least_float32(self.layers(seen))
 
+    def noticed(self, seen: Tensor) -> list[Tensor]:
+        """What each layer but the last makes of it, (B, channels, h, w), and last the logits."""
+        maps, found = [], seen
+        for layer in self.layers:
+            found = layer(found)
+            if isinstance(layer, nn.LeakyReLU):
+                maps.append(found)
+        return [*maps, at_least_float32(found)]
+
 
 def _layer(before: int, after: int, stride: int, normed: bool) -> nn.Module:
     convolution = nn.Conv2d(before, after, 4, stride, padding=1)

@@ -272,6 +272,7 @@ def _restore_moments(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor
     for name, tensor in tensors.items():
         index, key = name.split("/")
         moments.setdefault(int(index), {})[key] = tensor
+    _check_moments(optimizer, moments)
     groups: list[Any] = optimizer.state_dict()["param_groups"]
     optimizer.load_state_dict({"state": moments, "param_groups": groups})
     for parameter, moment in optimizer.state.items():
@@ -279,3 +280,16 @@ def _restore_moments(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor
         for name, value in moment.items():
             if value.shape == parameter.shape:
                 moment[name] = like(value, parameter)
+
+
+def _check_moments(optimizer: torch.optim.Optimizer, moments: dict[int, dict[str, Tensor]]) -> None:
+    """Whether they are those of this optimiser's weights: it would take any, and fail in its next step."""
+    weights = [(weight, group.get("rows")) for group in optimizer.param_groups for weight in group["params"]]
+    for index, found in moments.items():
+        if not 0 <= index < len(weights):
+            raise ValueError(f"it has moments of weight {index}, and there are {len(weights)} weights")
+        weight, rows = weights[index]
+        names = ("mean",) if rows else ("exp_avg", "exp_avg_sq")
+        wanted = {"step": torch.Size(())} | dict.fromkeys(names, weight.shape)
+        if {name: tensor.shape for name, tensor in found.items()} != wanted:
+            raise ValueError(f"the moments of weight {index} are not what {type(optimizer).__name__} keeps of it")

@@ -73,7 +73,7 @@ class ModelSection(BaseModel):
 class LossSection(Section):
     """Weights of the terms. By default capsules: margin 1, reconstruction 0.392 / values of an image (0.0005 at 28×28);
     matrix capsules: spread 1; CNNs: cross-entropy 1; masks: cross-entropy 1, and reconstruction 1 with a decoder;
-    drawn images: bce 1, l1 100."""
+    drawn images: bce 1, l1 100, features 0."""
 
     margin: float | None = Field(None, ge=0)
     spread: float | None = Field(None, ge=0)
@@ -85,6 +85,7 @@ class LossSection(Section):
     bce: float | None = Field(None, ge=0)  # of drawn images: to be taken for real, by cross-entropy
     least_squares: float | None = Field(None, ge=0)  # or by least squares
     l1: float | None = Field(None, ge=0)  # and to be near the real one
+    features: float | None = Field(None, ge=0)  # and near it in what the discriminator notices
     label_smoothing: float = Field(0.1, ge=0, lt=0.5)  # how unsure the discriminator is to be of real images
 
 

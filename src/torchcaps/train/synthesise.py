@@ -39,12 +39,14 @@ class Synthesise:
     def for_model(model: SynthesisModel, section: LossSection) -> Synthesise:
         others = ("margin", "spread", "reconstruction", "cross_entropy", "dice", "class_weights")
         if wrong := [name for name in others if getattr(section, name)]:
-            raise UserError(f"loss.{wrong[0]} is not for drawn images: use loss.bce or loss.least_squares, and loss.l1")
-        given = {name: getattr(section, name) for name in (*ADVERSARIES, "l1")}
+            raise UserError(
+                f"loss.{wrong[0]} is not for drawn images: use loss.bce or loss.least_squares, loss.l1, loss.features"
+            )
+        given = {name: getattr(section, name) for name in (*ADVERSARIES, "l1", "features")}
         if all(given[name] for name in ADVERSARIES):
             raise UserError("loss: choose one of bce and least_squares")
         chosen = any(given[name] is not None for name in ADVERSARIES)
-        usual = {"bce": 0.0 if chosen else 1.0, "least_squares": 0.0, "l1": 100.0}
+        usual = {"bce": 0.0 if chosen else 1.0, "least_squares": 0.0, "l1": 100.0, "features": 0.0}
         weights = {name: usual[name] if weight is None else weight for name, weight in given.items()}
         weights = {name: weight for name, weight in weights.items() if weight}
         if not weights:
@@ -116,8 +118,12 @@ def duel(
         return task.blame(*telling(both).chunk(2))
 
     def please(masks: Tensor, images: Tensor, drawn: Tensor) -> tuple[Tensor, dict[str, Tensor], Tensor]:
-        output = Output(rival(generator.seen(masks, drawn)), reconstruction=drawn)
-        terms = task.terms(output, images, masks)
+        *noticed, logits = rival.noticed(generator.seen(masks, drawn))
+        terms = task.terms(Output(logits, reconstruction=drawn), images, masks)
+        if "features" in task.weights:
+            with torch.no_grad():
+                real = rival.noticed(generator.seen(masks, images))
+            terms["features"] = losses.feature_loss(noticed, real[:-1])
         return combine(terms, task.weights), terms, task.correct(drawn.detach(), images)
 
     def step(
