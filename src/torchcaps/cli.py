@@ -69,7 +69,10 @@ def train(
     devices: Annotated[int, typer.Option(help="Train on so many devices of this machine, a process each.", min=1)] = 1,
     nodes: Annotated[int, typer.Option(help="And on so many machines; see docs/trust.md.", min=1)] = 1,
     shard: Annotated[
-        bool, typer.Option("--shard", help="Share out the weights among the devices, for layers too large for one.")
+        bool,
+        typer.Option(
+            "--shard", help="Share out weights and moments among the devices, for layers too large to train on one."
+        ),
     ] = False,
     fast: Annotated[bool, typer.Option(help="On CUDA, record the training step as a CUDA graph.")] = True,
     on_nan: Annotated[

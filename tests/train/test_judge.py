@@ -116,6 +116,8 @@ def judged(seed, real, caps, variation):
         "draws": 2,
         "test_n": 4,
         "generator_seeds": {f"runs/caps-{seed}": seed},
+        "unet": {"recipe": "judge", "first_seed": seed},
+        "kid_of_real": 0.1 + seed,
         "trained": {
             kind: {"values": [dice], "n": 1, "generator_parameters": None if kind == "real" else 7}
             for kind, dice in kinds.items()
@@ -125,23 +127,33 @@ def judged(seed, real, caps, variation):
 
 
 def test_generators_of_several_seeds_as_one():
-    pooled = pool([judged(0, 0.8, 0.6, 0.1), judged(1, 0.9, 0.76, 0.3)])
+    one, other = judged(0, 0.8, 0.6, 0.1), judged(1, 0.9, 0.76, 0.3)
+    other["trained"] = dict(reversed(other["trained"].items()))  # it is names that count, not their order
+    pooled = pool([one, other])
     assert list(pooled["trained"]) == ["real", "caps", "real + caps"]
     caps = pooled["trained"]["caps"]
     assert (caps["n"], caps["mean"], caps["of_real"]) == (2, pytest.approx(0.68), pytest.approx(0.8))
     assert caps["generator_parameters"] == 7
-    assert pooled["generator_seeds"] == {"caps": (0, 1)}
+    assert pooled["generator_seeds"] == {"caps": [0, 1]}
     assert pooled["drawn"]["caps"]["variation"] == pytest.approx(0.2)
     assert pooled["drawn"]["caps"]["n"] == 8
     assert pooled["drawn"]["caps"]["kid"] is None
+    assert pooled["kid_of_real"] == pytest.approx(0.6)
+    assert pooled["unet"]["first_seed"] == [0, 1]
+    assert judge_tables({**pooled, "drawn": {}})[0][1][1][:3] == ["caps", "68.00% ± 11.31%", "2"]
 
 
-def test_what_was_not_judged_alike_is_not_one():
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda other: other.update(test_n=5), "not judged alike: their test_n"),
+        (lambda other: other["trained"].update(more=other["trained"]["real"]), "not judged alike: they have"),
+        (lambda other: other["unet"].update(recipe="another"), "not judged alike: their recipe of the U-Net"),
+        (lambda other: other.update(judged(0, 0.9, 0.76, 0.3)), "judged twice"),
+    ],
+)
+def test_what_was_not_judged_alike_is_not_one(change, message):
     other = judged(1, 0.9, 0.76, 0.3)
-    other["test_n"] = 5
-    with pytest.raises(UserError, match="not judged alike: their test_n"):
-        pool([judged(0, 0.8, 0.6, 0.1), other])
-    other = judged(1, 0.9, 0.76, 0.3)
-    other["trained"]["more"] = other["trained"]["real"]
-    with pytest.raises(UserError, match="another generator beside"):
+    change(other)
+    with pytest.raises(UserError, match=message):
         pool([judged(0, 0.8, 0.6, 0.1), other])

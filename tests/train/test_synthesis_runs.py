@@ -14,6 +14,7 @@ from torchcaps.train.checkpoint import load_checkpoint
 from torchcaps.train.evaluate import evaluate_model
 from torchcaps.train.likeness import features_of, kid, ssim
 from torchcaps.train.recipe import LossSection, load_recipe, make_recipe
+from torchcaps.train.setup import make_state, seeded
 from torchcaps.train.suite import run_suite
 from torchcaps.train.synthesise import Synthesise, evaluate_drawings
 from torchcaps.train.watch import Quiet, RunWatcher
@@ -204,8 +205,8 @@ def test_it_learns_where_to_draw_what():
     masks = load_data(**recipe.data.model_dump()).train.masks
     images = [(40 + 160 * mask)[None] for mask in masks]
     data = Segments(images, masks, ("background", "axon"), tuple(map(str, range(len(masks)))))
-    with run.seeded(0, CPU):
-        state, task = run.make_state(recipe, data, CPU)
+    with run.seeded(0, torch.device("cpu")):
+        state, task = run.make_state(recipe, data, torch.device("cpu"))
         engine.train(state, data, None, task, recipe, engine.make_fabric("cpu", "fp32"), Quiet())
     drawn = torch.stack(draw_masks(state.final, masks))[:, 0]
     there = torch.stack(masks) > 0
@@ -247,3 +248,15 @@ def test_kid_by_hand():
     x, y = torch.tensor([[0.0], [1.0]]), torch.tensor([[2.0], [1.0]])
     # pairs within: (0·1 + 1)³ = 1 and (2·1 + 1)³ = 27; across: 1, 1, 27, 8
     assert kid(x, y) == pytest.approx(1 + 27 - 2 * 37 / 4)
+
+
+def test_what_the_discriminator_notices_teaches_the_generator_alone():
+    recipe = tiny("loss.bce=0", "loss.least_squares=0", "loss.l1=0", "loss.features=1", "train.epochs=1")
+    data = load_data(**recipe.data.model_dump()).train
+    with seeded(0, torch.device("cpu")):
+        state, task = make_state(recipe, data, torch.device("cpu"))
+        before = {name: value.clone() for name, value in state.model.state_dict().items()}
+        engine.train(state, data, None, task, recipe, engine.make_fabric("cpu", "fp32"), Quiet())
+    moved = [name for name, value in state.model.state_dict().items() if not torch.equal(value, before[name])]
+    assert len(moved) > len(before) / 2
+    assert list(task.weights) == ["features"]

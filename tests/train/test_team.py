@@ -175,6 +175,35 @@ def test_weights_in_pieces_stopped_and_gone_on_with_whole_and_in_pieces(whole, t
     torch.testing.assert_close(*weights, rtol=0, atol=1e-4)
 
 
+SPOILED = """
+import math, os, sys
+from pathlib import Path
+from torchcaps.train import engine, run
+from torchcaps.train.recipe import load_recipe
+
+real, calls = engine.combine, []
+
+def combine(*values):
+    calls.append(1)
+    loss = real(*values)
+    return loss * math.nan if len(calls) == 2 and os.environ["RANK"] == "1" else loss
+
+engine.combine = combine
+run.start_run(load_recipe("digits", sys.argv[2:]), out=Path(sys.argv[1]), device="cpu", shard=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_loss_that_is_no_number_in_one_process_ends_all_in_the_same_step(tmp_path):
+    """In the last step of an epoch, after which they add up their sums: one that knew alone would wait for ever."""
+    script = tmp_path / "spoiled.py"
+    script.write_text(SPOILED)
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    words, code = ended(started(*torchrun, str(tmp_path / "run"), *SETTINGS), within=60)
+    assert code != 0
+    assert words.count("UserError: the loss became nan or infinite in step 2 (epoch 1)") == 2, words
+
+
 @pytest.mark.parametrize(
     ("recipe", "settings", "message"),
     [

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -149,9 +149,21 @@ def load_checkpoint(state: State, folder: Path) -> list[str]:
     raise UserError(f"{folder / LAST} does not exist: there is nothing to resume")
 
 
-def copy_state(source: State, target: State) -> None:
-    """Fill a state with what another is; either may be in pieces, and then every process has to ask for it."""
-    _restore(target, dict(_flatten(source)))
+def copy_state(source: State, target: State, keep: bool = True) -> None:
+    """Fill a state with what another is; either may be in pieces, and then every process has to ask for it.
+
+    keep  no in a process that only has to ask
+    """
+    copy_progress(source, target)
+    if keep:
+        _restore(target, dict(_flatten(source)))
+        return
+    for _ in _flatten(source):
+        pass
+
+
+def copy_progress(source: State, target: State) -> None:
+    """All but weights, moments and random states."""
     for name in _PLAIN:
         setattr(target, name, getattr(source, name))
 
@@ -236,7 +248,7 @@ def _checked(plain: Any) -> None:
         raise Unreadable("it was less than nothing into the run")
 
 
-def _flatten(state: State) -> list[tuple[str, Tensor]]:
+def _flatten(state: State) -> Iterator[tuple[str, Tensor]]:
     """Every tensor of a state under a name of its own, on the CPU, none sharing memory with another."""
     named: list[tuple[str, Tensor]] = []
     for prefix, network in state.networks.items():
@@ -248,7 +260,8 @@ def _flatten(state: State) -> list[tuple[str, Tensor]]:
     named.append(("random/augment", state.generator.get_state()))
     if state.generator.device.type == "cuda":
         named.append(("random/cuda", torch.cuda.get_rng_state(state.generator.device)))
-    return [(name, whole(tensor.detach()).cpu().clone().contiguous()) for name, tensor in named]
+    for name, tensor in named:
+        yield name, whole(tensor.detach()).cpu().clone().contiguous()
 
 
 def _restore(state: State, tensors: dict[str, Tensor]) -> None:
@@ -273,6 +286,12 @@ def _restore_moments(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor
         index, key = name.split("/")
         moments.setdefault(int(index), {})[key] = tensor
     _check_moments(optimizer, moments)
+    weights: list[Tensor] = [weight for group in optimizer.param_groups for weight in group["params"]]
+    if any(map(in_pieces, weights)):
+        for number, found in moments.items():  # one at a time: no device has to have room for all of them
+            weight = weights[number]
+            optimizer.state[weight] = {n: like(t, weight) if t.shape == weight.shape else t for n, t in found.items()}
+        return
     groups: list[Any] = optimizer.state_dict()["param_groups"]
     optimizer.load_state_dict({"state": moments, "param_groups": groups})
     for parameter, moment in optimizer.state.items():

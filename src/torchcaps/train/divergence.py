@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from torchcaps.errors import UserError
 from torchcaps.train.pieces import pieces
+from torchcaps.train.team import Team
 
 ADVICE = "lower optim.lr, set optim.clip=1, or train with --precision fp32"
 
@@ -33,6 +34,7 @@ class Divergence:
         self.skips = skips
         self.bad = torch.zeros((), device=device)  # 1 in a step to be passed over
         self._step = torch.full((), step, dtype=torch.long, device=device)
+        self._noted = torch.full((), -1, dtype=torch.long, device=device)  # the last step that was passed over
         self._first = torch.full((), -1, dtype=torch.long, device=device)
         self._passed_over = torch.zeros((), dtype=torch.long, device=device)
         for optimizer in optimizers:
@@ -50,8 +52,15 @@ class Divergence:
             norms = torch._foreach_norm(pieces(p.grad for p in parameters if p.grad is not None))
             self._note(~torch.stack(list(norms)).isfinite().all())
 
+    def agree(self, team: Team) -> None:
+        """A step that is bad in one process is bad in all, and each of them knows."""
+        if team.size > 1:
+            team.agree(self.bad)
+            self._note(self.bad > 0)
+
     def _note(self, bad: Tensor) -> None:
-        new = bad & (self.bad == 0)
+        new = bad & (self._noted != self._step)
+        self._noted.copy_(torch.where(new, self._step, self._noted))
         self._first.copy_(torch.where(new & (self._first < 0), self._step, self._first))
         self._passed_over += new
         self.bad.copy_(bad | (self.bad > 0))

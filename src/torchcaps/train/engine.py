@@ -96,7 +96,7 @@ def train(
         fabric.backward(loss if team.size == 1 else loss * part.weight)
         look(loss)
         divergence.look_at_gradients(state.model.parameters())
-        team.agree(divergence.bad)
+        divergence.agree(team)
         if clip is not None:
             fabric.clip_gradients(model, optimizer, max_norm=clip, error_if_nonfinite=False)
         if not (team.in_pieces and divergence.bad):
@@ -109,7 +109,9 @@ def train(
         first, passed = divergence.read()
         if first is not None and not skips:
             start = (first - 1) % steps_per_epoch * settings.batch_size
-            where = blame_layer(state.model, lambda: loss_of(order[start : start + settings.batch_size]))
+            where = "which layer it was is found without --shard"  # looking for it, processes would lose each other
+            if not team.in_pieces:
+                where = blame_layer(state.model, lambda: loss_of(order[start : start + settings.batch_size]))
             raise Diverged(f"the loss became nan or infinite in step {first} (epoch {state.epoch + 1}): {where}")
         return passed
 
@@ -148,9 +150,7 @@ def train(
                     state.totals = totals.read(team)
                     state.seconds += time.perf_counter() - started
                     raise Interrupted
-                if (
-                    team.in_pieces or time.perf_counter() > next_check
-                ):  # who has pieces looks for a fault with the others
+                if team.due(time.perf_counter() > next_check, state.step):
                     passed_over += check(order)
                     next_check = time.perf_counter() + CHECK_EVERY
             means = totals.means("train_", team)  # waits for the device, so the clock is read after it
@@ -171,7 +171,7 @@ def train(
                 line["passed_over"] = passed_over
             if validation is not None:
                 measured = partial(_validate, state.final, validation, task)
-                line |= measured() if team.in_pieces else team.first_says(measured)
+                line |= team.first_says(measured, all_work=team.in_pieces)
             state.history.append(line)
             watcher.epoch(state, line)
 

@@ -110,29 +110,45 @@ def judge(
 def pool(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """What judges found of the same kinds of generators, trained with other seeds: as if one had judged them all."""
     first = results[0]
-    for what in ("data", "windows", "draws", "test_n"):
-        if len({result[what] for result in results}) > 1:
-            raise UserError(f"these were not judged alike: their {what} is {[result[what] for result in results]}")
-    if len({(len(result["trained"]), len(result["drawn"])) for result in results}) > 1:
-        raise UserError("these were not judged alike: some have another generator beside them")
+    told = [{**result, "recipe of the U-Net": result["unet"]["recipe"]} for result in results]
+    for what in ("data", "windows", "draws", "test_n", "recipe of the U-Net"):
+        if len({result[what] for result in told}) > 1:
+            raise UserError(f"these were not judged alike: their {what} is {[result[what] for result in told]}")
+    seeds = [(result["unet"]["first_seed"], tuple(result["generator_seeds"].values())) for result in results]
+    if len(set(seeds)) < len(seeds):
+        raise UserError(f"one of these was judged twice, by the seeds of U-Net and generators: {seeds}")
+    kinds = [{_unnumbered(kind) for kind in result["trained"]} for result in results]
+    if any(names != kinds[0] for names in kinds) or any(len(names) != len(first["trained"]) for names in kinds):
+        raise UserError(f"these were not judged alike: they have {[sorted(names) for names in kinds]}")
     trained: dict[str, Any] = {}
-    for kind, alike in zip(first["trained"], zip(*(result["trained"].values() for result in results))):
-        values = [value for each in alike for value in each["values"]]
-        usual = trained["real"]["mean"] if trained else statistics.mean(values)  # real images come first
-        parameters = alike[0]["generator_parameters"]
-        spread = _spread(values)
-        of_real = spread["mean"] / max(usual, 1e-12)
-        trained[_unnumbered(kind)] = {**spread, "of_real": of_real, "generator_parameters": parameters}
+    for kind in map(_unnumbered, first["trained"]):
+        alike = [_by_kind(result["trained"])[kind] for result in results]
+        spread = _spread([value for each in alike for value in each["values"]])
+        usual = trained["real"]["mean"] if trained else spread["mean"]  # real images come first
+        trained[kind] = {
+            **spread,
+            "of_real": spread["mean"] / max(usual, 1e-12),
+            "generator_parameters": alike[0]["generator_parameters"],
+        }
     drawn: dict[str, Any] = {}
-    for name, some in zip(first["drawn"], zip(*(result["drawn"].values() for result in results))):
-        same = {"parameters": some[0]["parameters"], "n": sum(each["n"] for each in some)}
-        measures = [key for key in some[0] if key not in same and some[0][key] is not None]
-        drawn[_unnumbered(name)] = (
-            {"kid": None} | same | {key: statistics.mean(each[key] for each in some) for key in measures}
-        )
-    seeds = [list(result["generator_seeds"].values()) for result in results]
-    together = {"generator_seeds": dict(zip(drawn, zip(*seeds))), "trained": trained, "drawn": drawn}
-    return {**first, **together}
+    for name in map(_unnumbered, first["drawn"]):
+        some = [_by_kind(result["drawn"])[name] for result in results]
+        means = {key: _mean([each[key] for each in some]) for key in some[0] if key not in ("parameters", "n")}
+        drawn[name] = {"parameters": some[0]["parameters"], **means, "n": sum(each["n"] for each in some)}
+    each_seed = {name: [_by_kind(result["generator_seeds"])[name] for result in results] for name in drawn}
+    unet = {**first["unet"], "first_seed": [result["unet"]["first_seed"] for result in results]}
+    together = {"unet": unet, "generator_seeds": each_seed, "trained": trained, "drawn": drawn}
+    return {**first, **together, "kid_of_real": _mean([result["kid_of_real"] for result in results])}
+
+
+def _by_kind(found: dict[str, Any]) -> dict[str, Any]:
+    return {_unnumbered(kind): each for kind, each in found.items()}
+
+
+def _mean(values: list[float | None]) -> float | None:
+    """None where one of them is."""
+    known = [value for value in values if value is not None]
+    return statistics.mean(known) if len(known) == len(values) else None
 
 
 def _unnumbered(kind: str) -> str:

@@ -30,7 +30,6 @@ from torchcaps.train.report import write_report, write_whole
 from torchcaps.train.scores import Scores, as_csv, score
 from torchcaps.train.segment import Masks, Segment
 from torchcaps.train.setup import make_state, seeded
-from torchcaps.train.shards import Gathering, share_out
 from torchcaps.train.step import repeatable
 from torchcaps.train.synthesise import Drawings, Synthesise
 from torchcaps.train.tasks import Task
@@ -108,16 +107,16 @@ def _train(recipe: Recipe, folder: Path, team: Team, console: Console, resume: b
     if recipe.also and isinstance(splits.train, Segments):
         raise UserError(f"also: {', '.join(recipe.also)} have classes, and this recipe learns masks; leave it out")
     with seeded(recipe.train.seed, device):
-        state, task = make_state(recipe, splits.train, device)
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
+        state, task = make_state(recipe, splits.train, device, torch.device("cpu") if team.in_pieces else None)
         state.data = splits.fingerprint()
         if resume:
             _load(state, folder, splits, team, console)
             if engine.finished(state, recipe.train, task.measure) and (folder / "summary.json").is_file():
                 more = "add more with --epochs" if state.epoch >= recipe.train.epochs else "it reached train.stop_at"
                 raise UserError(f"{folder} has finished its {state.epoch} epochs: {more}")
-        trained = share_out(state, recipe, team.fabric) if team.in_pieces else state
+        trained = _in_pieces(state, recipe, team) if team.in_pieces else state
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
         if not team.first:
             torch.manual_seed(recipe.train.seed + 1_000_003 * team.rank + state.step)  # dropout of its own
         team.first_says(lambda: _prepare_folder(recipe, folder, resume, locked))
@@ -127,18 +126,21 @@ def _train(recipe: Recipe, folder: Path, team: Team, console: Console, resume: b
         watcher = RunWatcher(folder, recipe.train, steps, console, task.measure) if team.first else Follower()
         try:
             with watcher.watching(state), enough_memory(recipe):
-                shown = Gathering(watcher, state) if team.in_pieces else watcher
+                shown = _shown(watcher, state, team)
                 engine.train(trained, splits.train, splits.validation, task, recipe, team.fabric, shown)
+                if team.in_pieces:
+                    copy_state(trained, state, keep=team.first)
         except Diverged as error:
             raise UserError(f"{error}. {kept(folder)}; {ADVICE}") from error
         except engine.Interrupted:
             if team.in_pieces:
-                copy_state(trained, state)
+                copy_state(trained, state, keep=team.first)
             if team.first:
                 with writing(folder):
                     save_checkpoint(state, folder / "checkpoints")
+            again = f" --devices {team.size} --shard" if team.in_pieces else ""
             console.print(
-                f"\nstopped after step {state.step}; go on with:  torchcaps train --resume {folder}",
+                f"\nstopped after step {state.step}; go on with:  torchcaps train --resume {folder}{again}",
                 markup=False,
                 soft_wrap=True,
             )
@@ -148,6 +150,22 @@ def _train(recipe: Recipe, folder: Path, team: Team, console: Console, resume: b
         with writing(folder):
             _finish(folder, recipe, splits, state, task, started, resume, _peak_memory(device), team.size, console)
     return folder
+
+
+def _in_pieces(state: State, recipe: Recipe, team: Team) -> State:
+    from torchcaps.train.shards import share_out  # which not every build of PyTorch can import
+
+    with enough_memory(recipe):
+        return share_out(state, recipe, team.fabric)
+
+
+def _shown(watcher: Follower, state: State, team: Team) -> engine.Watcher:
+    """Whoever looks on at a model in pieces sees a whole one."""
+    if not team.in_pieces:
+        return watcher
+    from torchcaps.train.shards import Gathering
+
+    return Gathering(watcher, state, team)
 
 
 def _load(state: State, folder: Path, splits: Splits[Any], team: Team, console: Console) -> None:

@@ -36,17 +36,22 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
         yield
 
 
-def make_state(recipe: Recipe, data: Dataset | Segments, device: torch.device) -> tuple[State, Task]:
-    """A new model for this data, with optimiser and random state, on the device; and what it is to learn."""
+def make_state(
+    recipe: Recipe, data: Dataset | Segments, device: torch.device, home: torch.device | None = None
+) -> tuple[State, Task]:
+    """A new model for this data, with optimiser and random state, on the device; and what it is to learn.
+
+    home  where the weights are, if they are not on the device
+    """
     if isinstance(data, Digits) and recipe.augment != AugmentSection():
         raise UserError("augment: pairs of digits move by their own data set's shift; leave augment away")
-    cuda = device.type == "cuda"
+    generator = torch.Generator(device).manual_seed(recipe.train.seed)
+    device = home or device
     model = make_model(recipe, data).to(device)
-    if cuda:
+    if device.type == "cuda":
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimizer = make_optimizer(model, recipe.optim, device)
     average = copy.deepcopy(model).requires_grad_(False) if recipe.train.ema else None
-    generator = torch.Generator(device).manual_seed(recipe.train.seed)
     state = State(model, optimizer, generator, average)
     if isinstance(model, SynthesisModel):
         state.rival = _rival(model, recipe).to(device)
@@ -66,7 +71,8 @@ def make_optimizer(
     kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "muon": Muon}[optim.name]
     groups = by_shape(network, optim.linear) if kind is Muon else [{"params": list(network.parameters())}]
     groups = [group | {"share": share} for group in groups]
-    return kind(groups, lr=lr, betas=optim.betas, weight_decay=optim.weight_decay, fused=not in_pieces, capturable=cuda)
+    fused = None if in_pieces else True
+    return kind(groups, lr=lr, betas=optim.betas, weight_decay=optim.weight_decay, fused=fused, capturable=cuda)
 
 
 def _rival(model: SynthesisModel, recipe: Recipe) -> Discriminator:

@@ -1,8 +1,8 @@
-"""A model in pieces: its weights shared out among the processes, for capsule layers that one device has no room for.
+"""A model in pieces: its weights shared out among the processes, for layers that are too large to train on one device.
 
-Each process keeps a piece of every weight, of its gradient and its moments (FSDP, by Fabric's ModelParallelStrategy);
-they are put together while the model works. All that is written or measured at the end is of the whole model, which the
-first process puts together after each epoch.
+Each process keeps a piece of every weight, its moments and its average (FSDP, by Fabric's ModelParallelStrategy);
+weights are put together while the model works. All that is written or measured at the end is of the whole model, which
+the first process puts together when it is needed.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ import copy
 import warnings
 from dataclasses import replace
 
-import torch
 from lightning_fabric import Fabric
 from lightning_fabric.strategies import ModelParallelStrategy
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
 
 from torchcaps.errors import UserError
 from torchcaps.models import ImageModel
-from torchcaps.train.checkpoint import State, copy_state
-from torchcaps.train.engine import Totals, Watcher
+from torchcaps.train.checkpoint import State, copy_progress, copy_state
+from torchcaps.train.engine import Totals
 from torchcaps.train.recipe import Recipe
 from torchcaps.train.setup import make_optimizer
+from torchcaps.train.team import Team
+from torchcaps.train.watch import Follower
 
 
 def share_out(state: State, recipe: Recipe, fabric: Fabric) -> State:
-    """The same state in pieces, one in each process; all of them must have the same. The whole one goes to the CPU."""
+    """The same state, whose weights are on the CPU, in pieces, one in each process; all of them must have the same."""
     if state.rival is not None:
         raise UserError("--shard is for one network, and drawing is learned by two that judge each other: leave it out")
     if recipe.optim.name == "muon":
@@ -39,14 +39,15 @@ def share_out(state: State, recipe: Recipe, fabric: Fabric) -> State:
     optimizer = make_optimizer(model, recipe.optim, fabric.device, in_pieces=True)
     shared = replace(state, model=model, average=average, optimizer=optimizer)
     copy_state(state, shared)
-    for network in state.networks.values():
-        network.cpu()
     return shared
 
 
 def _in_pieces(network: ImageModel, mesh: DeviceMesh) -> ImageModel:
-    """All layers at once: it is one of them that takes the room, and while that one works it has to be whole."""
-    network = copy.deepcopy(network).to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+    """All layers at once: those of capsules give what FSDP does not look into, and could not be told when to be whole.
+    Then every weight and its gradient are whole for the time of a step, and moments and averages never."""
+    from torch.distributed.fsdp import fully_shard
+
+    network = copy.deepcopy(network)
     # In pieces again after every forward pass: after an evaluation nothing else would see to it.
     fully_shard(network, mesh=mesh, reshard_after_forward=True)
     return network
@@ -55,17 +56,19 @@ def _in_pieces(network: ImageModel, mesh: DeviceMesh) -> ImageModel:
 class Gathering:
     """Looks on at a run in pieces, and shows another what it is as a whole. All processes have to have one.
 
-    whole  what is shown: a state that is not in pieces
+    whole  what is shown: a state that is not in pieces; in the first process, its weights are new when they are wanted
     """
 
-    def __init__(self, watcher: Watcher, whole: State):
-        self.watcher, self.whole = watcher, whole
+    def __init__(self, watcher: Follower, whole: State, team: Team):
+        self.watcher, self.whole, self.team = watcher, whole, team
 
     def step(self, state: State, totals: Totals) -> None:
         self.watcher.step(state, totals)
 
     def epoch(self, state: State, line: dict[str, float]) -> None:
-        copy_state(state, self.whole)
+        copy_progress(state, self.whole)
+        if self.team.first_says(lambda: self.watcher.wants(state, line)):
+            copy_state(state, self.whole, keep=self.team.first)
         self.watcher.epoch(self.whole, line)
         state.best = self.whole.best
 

@@ -55,7 +55,8 @@ class Synthesise:
 
     @property
     def adversary(self) -> str:
-        """The kind of the adversarial loss; without one the discriminator learns all the same, and is not heard."""
+        """The kind of the adversarial loss; without one the discriminator learns all the same, and what it says is not
+        heard: at most what it notices."""
         return next((name for name in ADVERSARIES if name in self.weights), "bce")
 
     def terms(self, output: Output, images: Tensor, masks: Tensor) -> dict[str, Tensor]:
@@ -144,7 +145,7 @@ def duel(
         fabric.backward(blamed.mean() * part.weight)
         divergence.look(blamed)
         divergence.look_at_gradients(rival.parameters())
-        team.agree(divergence.bad)
+        divergence.agree(team)
         if clip is not None:
             fabric.clip_gradients(critic, critic_optimizer, max_norm=clip, error_if_nonfinite=False)
         critic_optimizer.step()
@@ -155,7 +156,7 @@ def duel(
         fabric.backward(loss * part.weight)
         divergence.look(loss, again=True)
         divergence.look_at_gradients(generator.parameters())
-        team.agree(divergence.bad)
+        divergence.agree(team)
         if clip is not None:
             fabric.clip_gradients(model, optimizer, max_norm=clip, error_if_nonfinite=False)
         optimizer.step()

@@ -85,12 +85,19 @@ class Team:
             return wish
         return step % ASK_EVERY == 0 and self.sum([float(wish)])[0] > 0
 
-    def first_says(self, function: Callable[[], Found]) -> Found:
-        """What the first process finds, for all; its mistakes are everybody's."""
+    def due(self, wish: bool, step: int) -> bool:
+        """Whether it is time for what all processes do in the same step: one by its wish, several now and then."""
+        return wish if self.size == 1 else step % ASK_EVERY == 0
+
+    def first_says(self, function: Callable[[], Found], all_work: bool = False) -> Found:
+        """What the first process finds, for all; its mistakes are everybody's.
+
+        all_work  the others work it out, too, because it takes all of them, and believe the first
+        """
         if self.size == 1:
             return function()
         found: tuple[Found | None, str | None] = (None, None)
-        if self.first:
+        if self.first or all_work:
             try:
                 found = (function(), None)
             except UserError as error:

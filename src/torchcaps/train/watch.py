@@ -21,12 +21,13 @@ from torchcaps.train.guard import writing
 from torchcaps.train.recipe import TrainSection
 
 REFRESH = 0.5  # seconds between two looks at the metrics: each makes an accelerator wait
-COST = 0.01  # the share of a run's time that writing checkpoints may take
+COST = 0.01  # the share of a run's time that writing checkpoints may take,
+LONGEST = 20.0  # unless they would be more than so many times `save_every` apart: a disk may be slow but once
 
 
 def pause(save_every: float, took: float) -> float:
     """Seconds until the next checkpoint, after one that took so long; 0 if one after every epoch is asked for."""
-    return max(save_every, took / COST) if save_every else 0.0
+    return min(max(save_every, took / COST), LONGEST * save_every)
 
 
 class Quiet:
@@ -35,6 +36,10 @@ class Quiet:
     def step(self, state: State, totals: Totals) -> None: ...
 
     def epoch(self, state: State, line: dict[str, float]) -> None: ...
+
+    def wants(self, state: State, line: dict[str, float]) -> bool:
+        """Whether it will look at the weights when it is told of this epoch."""
+        return False
 
     def stopping(self) -> bool:
         return False
@@ -90,8 +95,10 @@ class RunWatcher(Follower):
         self._save_every = recipe.save_every  # epochs on a GPU may take less than writing a checkpoint does
         super().__init__()
         self._steps = steps_per_epoch
-        self._next_look = self._next_save = 0.0
+        self._next_look = self._next_save = self._began_save = 0.0
         self._saved = 0
+        self._better = self._due = False
+        self._decided = 0  # after how many steps these two were
         self._progress = Progress(
             TextColumn("epoch {task.fields[epoch]}"),
             BarColumn(),
@@ -148,7 +155,17 @@ class RunWatcher(Follower):
             right=means[self.measure],
         )
 
+    def wants(self, state: State, line: dict[str, float]) -> bool:
+        if self._decided != state.step:
+            right = line.get(f"val_{self.measure}")
+            self._began_save = time.perf_counter()
+            self._better = right is not None and (state.best is None or right > state.best)
+            self._due = self._began_save >= self._next_save
+            self._decided = state.step
+        return self._better or self._due
+
     def epoch(self, state: State, line: dict[str, float]) -> None:
+        self.wants(state, line)
         with writing(self.folder):
             self._write_epoch(state, line)
         right = line.get(f"val_{self.measure}")
@@ -166,21 +183,19 @@ class RunWatcher(Follower):
         for name, value in line.items():
             if name not in ("epoch", "step"):
                 self._board.add_scalar(name.replace("_", "/", 1), value, int(line["epoch"]))
-        right = line.get(f"val_{self.measure}")
-        if right is not None and (state.best is None or right > state.best):
-            state.best = right
+        if self._better:
+            state.best = line[f"val_{self.measure}"]
             best = self.folder / "checkpoints" / "best"
             best.mkdir(parents=True, exist_ok=True)
             write_model(state.final, best)
-        if time.perf_counter() >= self._next_save:
+        if self._due:
             self._save(state)
 
     def _save(self, state: State) -> None:
-        began = time.perf_counter()
         if self._saved != state.step:
             save_checkpoint(state, self.folder / "checkpoints")
         now = time.perf_counter()
-        self._saved, self._next_save = state.step, now + pause(self._save_every, now - began)
+        self._saved, self._next_save = state.step, now + pause(self._save_every, now - self._began_save)
 
     def _write_history(self, state: State) -> None:
         # What an interrupted run had written after its last checkpoint is not part of the run that goes on.
