@@ -112,11 +112,6 @@ def whole(tmp_path_factory):
     return run.start_run(load_recipe("digits", SETTINGS), out=folder, device="cpu")
 
 
-def starts(folder, *more):
-    settings = [f"--set={each}" for each in SETTINGS]
-    return started(*TRAIN, "digits", *settings, "--out", str(folder), "--devices", "2", *more)
-
-
 def same_curves(one, other):
     assert len(lines(other)) == len(lines(one)) == STEPS // 2
     for alone, several in zip(lines(one), lines(other)):
@@ -126,11 +121,14 @@ def same_curves(one, other):
             assert several[name] == pytest.approx(alone[name], abs=1e-5)
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for a process by /proc")
-def test_two_processes_one_of_which_dies_then_three_and_one(whole, tmp_path):
-    folder = tmp_path / "run"
-    process = starts(folder)
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory):
+    """A run of two processes, one of which was killed."""
+    if not Path("/proc").is_dir():
+        pytest.skip("looks for a process by /proc")
+    folder = tmp_path_factory.mktemp("two") / "run"
+    settings = [f"--set={each}" for each in SETTINGS]
+    process = started(*TRAIN, "digits", *settings, "--out", str(folder), "--devices", "2")
     wait_until(lambda: (saved_step(folder / "checkpoints") or 0) >= 6, process)
     (child,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     os.kill(int(child), signal.SIGKILL)
@@ -140,38 +138,38 @@ def test_two_processes_one_of_which_dies_then_three_and_one(whole, tmp_path):
     assert code != 0
     assert "another process of this run has ended" in words or code == -signal.SIGKILL, words
     assert not (folder / "summary.json").exists()
+    return folder
 
-    alone = tmp_path / "alone"
-    shutil.copytree(folder, alone)
+
+@pytest.mark.slow
+def test_two_processes_one_of_which_dies_then_three_and_one(whole, killed, tmp_path):
+    alone, three = tmp_path / "alone", tmp_path / "three"
+    for folder in (alone, three):
+        shutil.copytree(killed, folder)
     run.resume_run(alone, device="cpu")
-
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]
-    words, code = ended(started(*torchrun, *TRAIN, "--resume", str(folder)), within=120)
+    words, code = ended(started(*torchrun, *TRAIN, "--resume", str(three)), within=120)
     assert code == 0, words
-    assert json.loads((folder / "summary.json").read_text())["processes"] == 3
-    for other in (alone, folder):
+    assert json.loads((three / "summary.json").read_text())["processes"] == 3
+    for other in (alone, three):
         same_curves(whole, other)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(os.name == "nt", reason="signals work otherwise there")
-def test_weights_in_pieces_stopped_and_gone_on_with_whole_and_in_pieces(whole, tmp_path):
+def test_weights_in_pieces_go_on_from_whole_ones_and_whole_ones_from_pieces(whole, killed, tmp_path):
     folder = tmp_path / "run"
-    process = starts(folder, "--shard")
-    wait_until(lambda: (saved_step(folder / "checkpoints") or 0) >= 6, process)
+    shutil.copytree(killed, folder)
+    before = saved_step(folder / "checkpoints")
+    process = started(*TRAIN, "--resume", str(folder), "--devices", "2", "--shard")
+    wait_until(lambda: (saved_step(folder / "checkpoints") or 0) > before + 2, process)
     os.killpg(process.pid, signal.SIGTERM)
     words, code = ended(process, within=60)
     assert code == 130, words
-    assert "go on with" in words
+    assert f"torchcaps train --resume {folder} --devices 2 --shard" in words
     assert "note" not in words
-    alone = tmp_path / "alone"
-    shutil.copytree(folder, alone)
-    run.resume_run(alone, device="cpu")
-    words, code = ended(started(*TRAIN, "--resume", str(folder), "--devices", "2", "--shard"), within=120)
-    assert code == 0, words
-    for other in (alone, folder):
-        same_curves(whole, other)
-    weights = [load_file(each / "model" / "model.safetensors") for each in (alone, folder)]
+    run.resume_run(folder, device="cpu")
+    same_curves(whole, folder)
+    weights = [load_file(each / "model" / "model.safetensors") for each in (whole, folder)]
     torch.testing.assert_close(*weights, rtol=0, atol=1e-4)
 
 
