@@ -58,6 +58,7 @@ def test_run_leaves_a_whole_folder(tmp_path):
     assert summary["test_n"] == 40
     assert len((folder / "metrics.jsonl").read_text().splitlines()) == 2
     assert (folder / "report.html").stat().st_size > 10_000
+    assert f"python {summary['versions']['python']}, torchcaps " in (folder / "report.html").read_text()
     assert any((folder / "tensorboard").iterdir())
     assert not list(folder.rglob(".*"))
     assert load(folder).trained_by["recipe"] == "digits"

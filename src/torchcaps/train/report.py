@@ -256,6 +256,8 @@ def _value(key: str, value: Any) -> str:
         return _percent(value) if key.endswith(SHARES) else f"{value:,.4g}"
     if isinstance(value, int) and not isinstance(value, bool) and key != "seed":
         return f"{value:,}"
+    if key == "versions":
+        return ", ".join(f"{name} {version}" for name, version in value.items())
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
