@@ -24,6 +24,12 @@ if os.environ.get("PYTEST_XDIST_WORKER"):
 INTERPRETED = ("test_fused.py", "test_em_fused.py", "test_squash_maps.py", "test_operators.py", "test_local.py")
 
 
+def pytest_configure(config):
+    """On a GPU steps are compiled, and some versions of PyTorch warn of what they do themselves meanwhile."""
+    if torch.cuda.is_available():
+        config.addinivalue_line("filterwarnings", r"default:::torch\.")
+
+
 def pytest_collection_modifyitems(items):
     """Slow tests first: one that is started last keeps a single worker busy while the others have nothing to do.
 

@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from torchcaps._version import __version__
-from torchcaps.errors import UserError
+from torchcaps.errors import LostProcess, UserError
 from torchcaps.exchange import commands
 
 if TYPE_CHECKING:
@@ -528,13 +528,16 @@ def main() -> NoReturn:
     """Run the command line; a user's mistake ends in one message and exit code 2."""
     debug = "--debug" in sys.argv
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
-    err.quiet = os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) != "0"  # of several processes one speaks
+    rank = os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0"))
+    err.quiet = rank != "0"  # of several processes one speaks
     warnings.showwarning = lambda message, *rest, **more: err.print(f"note: {message}", markup=False, soft_wrap=True)
     try:
         app(arguments, prog_name="torchcaps")
     except UserError as error:
         if debug:
             raise
+        if isinstance(error, LostProcess):
+            err.quiet = rank not in ("0", "1")
         err.print(f"error: {error}", style="red", soft_wrap=True, highlight=False, markup=False)
         sys.exit(2)
     sys.exit(0)

@@ -17,6 +17,10 @@ class UserError(ValueError):
         return printable(super().__str__())
 
 
+class LostProcess(UserError):
+    """Another process of the run is gone: the first of them may be, so the second says it, too."""
+
+
 LONGEST = 2000  # characters of a message: a name from a damaged file may have any length
 
 

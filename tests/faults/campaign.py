@@ -40,7 +40,7 @@ SETTINGS = [
     # Nothing is tested: drawing a report would take longer than training.
     *("data.image_size=12", "data.limit=320", "data.validation=0", "train.read_test=no", "augment.shift=1"),
     *("model.channels=4", "model.types=2", "model.hidden=[16]", "train.ema=0.9"),
-    *("train.batch_size=16", "train.epochs=12", "train.save_every=0"),
+    *("train.batch_size=16", "train.epochs=12", "train.save_every=0.02"),  # within epochs, too
 ]
 HALF = 6 * 20  # steps
 REFUSED, STOPPED = 2, 130  # exit codes of a run that ended with a sentence, and of one that was asked to stop
@@ -138,10 +138,7 @@ def filled(folder: Path, count: int, chance: random.Random) -> int:
             refused += code == REFUSED
             lost += code not in (0, REFUSED)
             make_room()
-            if has_checkpoint(run / "checkpoints"):
-                corrupted += saved_step(run / "checkpoints") is None
-            else:
-                shutil.rmtree(run, ignore_errors=True)
+            corrupted += has_checkpoint(run / "checkpoints") and saved_step(run / "checkpoints") is None
             if not (run / "summary.json").exists():
                 lost += ended(spawn(run)) != 0
             lost += not the_same(folder / "whole", run)
@@ -192,10 +189,10 @@ def _train(run: Path, limit: int | None) -> int:
     if limit is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
     try:
-        if has_checkpoint(run / "checkpoints"):
+        if (run / "recipe.yaml").is_file():
             resume_run(run, device="cpu", console=console)
         else:
-            shutil.rmtree(run, ignore_errors=True)  # killed before its first checkpoint: nothing to go on with
+            shutil.rmtree(run, ignore_errors=True)  # killed before there was anything to go on with
             start_run(load_recipe("digits", SETTINGS), out=run, device="cpu", console=console)
     except UserError as error:
         console.print(str(error))

@@ -6,7 +6,7 @@ import torch
 from torchcaps.errors import UserError
 from torchcaps.losses import IGNORED
 from torchcaps.models import Discriminator, create_model, load, save
-from torchcaps.models.synthesis import Waves, between, noise_of
+from torchcaps.models.synthesis import Grain, between, noise_of
 
 SMALL = {"channels": 4, "width": 0.5, "image_shape": (1, 16, 16)}
 
@@ -60,23 +60,37 @@ def test_drawing_begins_at_the_mean_of_the_images():
         assert drawn.mean().item() == pytest.approx(0.1, abs=0.05)
 
 
-def test_waves_are_noise_of_deviation_1_everywhere_and_no_two_places_are_alike():
-    noise = Waves(100)(noise_of(3, range(400), 100), 12, 20)
+def test_grain_is_noise_of_its_own_at_every_place_and_the_same_for_images_of_any_size():
+    noise = Grain(100)(noise_of(3, range(400), 100), 12, 20)
     assert noise.shape == (400, 1, 12, 20)
-    deviation = noise.std(0)
-    assert ((deviation > 0.8) & (deviation < 1.2)).all()
-    alike = torch.corrcoef(noise[:, 0].flatten(1).T)
-    assert alike.fill_diagonal_(0).abs().max() < 0.9
-    larger = Waves(100)(noise_of(3, range(400), 100), 24, 24)
-    torch.testing.assert_close(larger[:, :, :12, :20], noise)
+    assert ((noise.std(0) > 0.1) & (noise.std(0) < 1.8)).all()
+    assert 0.7 < noise.std() < 1.0
+    fine = Grain(100).squares(noise_of(3, range(400), 100), 0, 12, 20)[..., :12, :20]
+    alike = torch.corrcoef(fine[:, 0].flatten(1).T).fill_diagonal_(0)
+    assert (alike.abs() > 0.9).float().mean() < 0.02  # two pixels in a hundred have the same number
+    assert (alike.abs() < 0.3).float().mean() > 0.97
+    larger = Grain(100)(noise_of(3, range(400), 100), 32, 48)
+    torch.testing.assert_close(larger[:, :, :8, :8], noise[:, :, :8, :8])
 
 
-def test_waves_are_cosines_worked_by_hand():
-    waves = Waves(3)
-    (fy, fx), phase = waves.frequencies, waves.phases
+def test_grain_is_white_and_changes_evenly_between_the_middles_of_squares():
+    (fine,) = Grain(100).squares(noise_of(0, [0], 100), 0, 256, 256)[..., :256, :256]
+    power = torch.fft.fft2(fine[0]).abs().pow(2).flatten()[1:]
+    assert power.max() < 40 * power.mean()  # of noise the largest of 65,535 is about log of it, 11, times the mean
     noise = torch.tensor([[1.0, -2.0, 0.5]])
-    by_hand = (noise[0] * torch.cos(fy * 4 + fx * 5 + phase)).sum() * (2 / 3) ** 0.5
-    torch.testing.assert_close(waves(noise, 6, 7)[0, 0, 4, 5], by_hand)
+    grain = Grain(3)
+    corners = grain.squares(noise, 1, 1, 2)[0, 0, 0]
+    assert set(corners.abs().tolist()) <= {0.5, 1.0, 2.0}
+    fine, coarse = grain.squares(noise, 0, 8, 8)[..., :8, :8], grain.squares(noise, 1, 2, 2)[..., :2, :2]
+    middles = torch.nn.functional.interpolate(coarse, scale_factor=4, mode="bilinear")
+    whole = grain(noise, 8, 8) * 3**0.5 - fine - middles
+    torch.testing.assert_close(
+        whole, grain.squares(noise, 2, 1, 1)[..., :1, :1].expand(1, 1, 8, 8)
+    )  # one square: alike everywhere
+
+
+def test_grain_spreads_one_number_too():
+    assert Grain(1)(torch.ones(2, 1), 5, 300).shape == (2, 1, 5, 300)
 
 
 def test_a_noise_vector_does_not_depend_on_the_others():

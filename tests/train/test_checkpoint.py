@@ -12,8 +12,9 @@ from safetensors.torch import save_file
 
 from torchcaps.data import load_data
 from torchcaps.errors import UserError
+from torchcaps.models import tensors
 from torchcaps.train import checkpoint
-from torchcaps.train.checkpoint import LAST, PREVIOUS, load_checkpoint, save_checkpoint, saved_step
+from torchcaps.train.checkpoint import LAST, PREVIOUS, load_checkpoint, save_checkpoint, saved_step, untouched
 from torchcaps.train.recipe import load_recipe
 from torchcaps.train.setup import make_state, seeded
 
@@ -98,7 +99,7 @@ def test_a_spoiled_file_never_becomes_the_previous_one(two):
 def test_with_both_spoiled_there_is_an_error_that_names_them(two):
     for name in (LAST, PREVIOUS):
         (two / name).write_bytes(b"")
-    with pytest.raises(UserError, match=rf"{LAST} cannot be read .*{PREVIOUS} cannot be read .*start again"):
+    with pytest.raises(UserError, match=rf"{LAST} cannot be read .*{PREVIOUS} cannot be read .*start a new run"):
         load_checkpoint(state(), two)
 
 
@@ -200,3 +201,57 @@ def test_what_is_said_about_a_state_is_covered_by_the_checksum(two):
     found = state()
     assert len(load_checkpoint(found, two)) == 1
     assert found.step == 1
+
+
+def test_a_file_that_may_not_be_read_is_left_where_it_is(two, monkeypatch):
+    def refuse(path, *rest, **more):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(tensors, "safe_open", refuse)
+    with pytest.raises(UserError, match=rf"{LAST} cannot be read: Permission denied\. Nothing was changed"):
+        load_checkpoint(state(), two)
+    monkeypatch.setattr(tensors, "safe_open", lambda *a, **k: (_ for _ in ()).throw(MemoryError()))
+    with pytest.raises(UserError, match="too little memory"):
+        load_checkpoint(state(), two)
+    assert sorted(os.listdir(two)) == [LAST, PREVIOUS]
+
+
+def test_what_was_found_damaged_is_named_and_does_not_count_as_a_new_run(two):
+    for name in (LAST, PREVIOUS):
+        (two / name).write_bytes(b"")
+    for _ in range(2):
+        with pytest.raises(
+            UserError, match=r"start a new run \(what is left is in .*last\.damaged, .*previous\.damaged"
+        ):
+            load_checkpoint(state(), two)
+        assert not untouched(two)
+
+
+def test_figures_beyond_all_numbers_come_back(tmp_path):
+    save_checkpoint(state(1, step=1, history=[{"epoch": 1, "val_loss": float("inf")}]), tmp_path)
+    found = state()
+    load_checkpoint(found, tmp_path)
+    assert found.history == [{"epoch": 1, "val_loss": float("inf")}]
+
+
+def test_one_of_a_gpu_goes_on_on_a_cpu_with_other_random_numbers(two, caplog):
+    metadata, found = tensors.read_tensors(two / LAST)
+    found |= {"random/augment": torch.zeros(16, dtype=torch.uint8), "random/cuda": torch.zeros(16, dtype=torch.uint8)}
+    metadata["checksum"] = tensors.checksum(found, metadata)
+    save_file(found, two / LAST, metadata)
+    resumed = state()
+    load_checkpoint(resumed, two)
+    assert resumed.step == 2
+    assert torch.equal(weights(resumed), weights(state(2)))
+    assert "another kind of device" in caplog.text
+
+
+def test_what_killed_processes_had_begun_to_write_is_cleared_away(two):
+    (two / "best").mkdir()
+    begun = [two / f".{LAST}.123", two / "best" / ".model.safetensors.7"]
+    for path in begun:
+        path.write_bytes(b"half")
+    (two / ".gitignore").write_text("*")
+    checkpoint.clear(two)
+    assert not any(path.exists() for path in begun)
+    assert sorted(os.listdir(two)) == [".gitignore", "best", LAST, PREVIOUS]

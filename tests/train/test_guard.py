@@ -1,6 +1,7 @@
 """Around a run: one at a time in a folder, disks that are full or gone, memory that is not enough."""
 
 import errno
+import json
 import shutil
 
 import pytest
@@ -66,7 +67,7 @@ def test_a_second_run_in_the_same_folder_is_refused_and_the_first_goes_on(tmp_pa
 
 def test_the_folder_is_free_again_when_a_run_is_over(tmp_path):
     for _ in range(2):
-        with alone(tmp_path):
+        with alone(tmp_path, "there is no way out"):
             pass
 
 
@@ -122,8 +123,41 @@ def test_too_little_memory_says_what_takes_less(tmp_path, monkeypatch, error):
         run.start_run(recipe(), out=tmp_path / "run", device="cpu")
 
 
-def test_other_errors_are_not_taken_for_it():
-    with pytest.raises(RuntimeError, match="shapes"), enough_memory(recipe()):
+def test_too_little_memory_for_a_run_that_goes_on_does_not_offer_what_is_fixed(tmp_path, monkeypatch):
+    folder = run.start_run(recipe("train.epochs=1"), out=tmp_path / "run", device="cpu")
+    monkeypatch.setattr(engine, "train", lambda *a, **k: (_ for _ in ()).throw(MemoryError()))
+    with pytest.raises(
+        UserError, match=r"too little memory .*: resume it on a device with more.*after step \d+ is safe"
+    ):
+        run.resume_run(folder, ["train.epochs=2"], device="cpu")
+
+
+def test_too_little_memory_for_the_report_is_told_as_well(tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "write_report", lambda *a, **k: (_ for _ in ()).throw(MemoryError()))
+    with pytest.raises(UserError, match=r"too little memory .*go on with"):
+        run.start_run(recipe("train.epochs=1"), out=tmp_path / "run", device="cpu")
+
+
+def test_validation_takes_smaller_batches_where_memory_is_short(tmp_path, monkeypatch):
+    sizes, usual = [], engine._evaluate_batches
+
+    def narrow(model, dataset, task, views, size):
+        sizes.append(size)
+        if size > 64:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return usual(model, dataset, task, views, size)
+
+    monkeypatch.setattr(engine, "_evaluate_batches", narrow)
+    folder = run.start_run(recipe("train.epochs=1"), out=tmp_path / "run", device="cpu")
+    assert sizes[:3] == [256, 128, 64]
+    monkeypatch.undo()
+    other = run.start_run(recipe("train.epochs=1"), out=tmp_path / "other", device="cpu")
+    told = [json.loads((each / "summary.json").read_text())["test_accuracy"] for each in (folder, other)]
+    assert told[0] == told[1]
+
+
+def test_other_errors_are_not_taken_for_it(tmp_path):
+    with pytest.raises(RuntimeError, match="shapes"), enough_memory(recipe(), tmp_path, False):
         raise RuntimeError("shapes do not match")
 
 

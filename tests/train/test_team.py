@@ -73,9 +73,9 @@ def lines(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def started(*arguments, **more):
+def started(*arguments, also=None, **more):
     words = [sys.executable, *arguments]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **(also or {})}
     return subprocess.Popen(
         words,
         env=environment,
@@ -173,6 +173,53 @@ def test_weights_in_pieces_go_on_from_whole_ones_and_whole_ones_from_pieces(whol
     torch.testing.assert_close(*weights, rtol=0, atol=1e-4)
 
 
+SLOW_DISK = """
+import os, time
+
+real = os.fsync
+
+def fsync(place):
+    if ".last.safetensors" in os.readlink(f"/proc/self/fd/{place}") and os.path.exists(os.environ["SLOW"]):
+        time.sleep(7)
+    real(place)
+
+os.fsync = fsync
+"""
+
+
+@pytest.mark.slow
+def test_a_run_of_two_that_is_asked_to_stop_is_saved_however_long_that_takes(tmp_path):
+    """Longer than Fabric waits before it kills the first process because another has ended."""
+    if not Path("/proc").is_dir():
+        pytest.skip("looks for a file by /proc")
+    (tmp_path / "sitecustomize.py").write_text(SLOW_DISK)
+    folder, slow = tmp_path / "run", tmp_path / "slow"
+    settings = [f"--set={each}" for each in [*SETTINGS, "train.epochs=2000"]]
+    more = {"PYTHONPATH": str(tmp_path), "SLOW": str(slow)}
+    process = started(*TRAIN, "digits", *settings, "--out", str(folder), "--devices", "2", also=more)
+    wait_until(lambda: (saved_step(folder / "checkpoints") or 0) >= 6, process)
+    slow.touch()
+    before = saved_step(folder / "checkpoints")
+    os.killpg(process.pid, signal.SIGTERM)
+    words, code = ended(process, within=90)
+    assert code == 130, words
+    assert (saved_step(folder / "checkpoints") or 0) > before
+    assert f"stopped after step {saved_step(folder / 'checkpoints')}" in words
+    assert not list((folder / "checkpoints").glob(".last*"))
+
+
+@pytest.mark.slow
+def test_when_the_first_process_dies_another_says_so(tmp_path):
+    folder = tmp_path / "run"
+    settings = [f"--set={each}" for each in [*SETTINGS, "train.epochs=2000"]]
+    process = started(*TRAIN, "digits", *settings, "--out", str(folder), "--devices", "2")
+    wait_until(lambda: (saved_step(folder / "checkpoints") or 0) >= 6, process)
+    os.kill(process.pid, signal.SIGKILL)
+    words, code = ended(process, within=30)
+    assert code == -signal.SIGKILL
+    assert words.count("another process of this run has ended") == 1, words
+
+
 SPOILED = """
 import math, os, sys
 from pathlib import Path
@@ -206,6 +253,7 @@ def test_a_loss_that_is_no_number_in_one_process_ends_all_in_the_same_step(tmp_p
     ("recipe", "settings", "message"),
     [
         ("digits", ["optim.name=muon"], "optim.name=muon turns whole matrices"),
+        ("digits", ["optim.sharpness=0.1"], "optim.sharpness moves whole weights"),
         ("capspix2pix", [], "--shard is for one network"),
     ],
 )

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torchcaps.capsules import Capsules
 from torchcaps.errors import UserError
 from torchcaps.models.capsule_u import CapsuleU, Routing
-from torchcaps.models.synthesis import SynthesisModel, Waves
+from torchcaps.models.synthesis import Grain, SynthesisModel
 
 REACH = 4.0  # length of the head's first weights: a capsule's is at most 1, and black and white are ±4 apart from grey
 
@@ -20,7 +20,7 @@ REACH = 4.0  # length of the head's first weights: a capsule's is at most 1, and
 class CapsPix2Pix(CapsuleU, SynthesisModel):
     """The generator: the U of SegCaps on a label map and noise, and a pixel-wise convolution of its last capsules.
 
-    noise     "broadcast": a channel beside the label map, each number a wave over the image (see `Waves`);
+    noise     "broadcast": a channel beside the label map, its numbers spread over the pixels (see `Grain`);
               "linear": such a channel by one fully connected layer, as published, of H·W·(z + 1) parameters;
               "latent": one more capsule type in the lowest layer, the same at each place
     routing   as in SegCaps
@@ -48,7 +48,7 @@ class CapsPix2Pix(CapsuleU, SynthesisModel):
         colours, *sides = self.image_shape
         self.check_size(*sides)
         self.fixed_size, latent = noise == "linear", noise == "latent"
-        self.noise = Waves(z) if noise == "broadcast" else nn.Linear(z, 2 * channels if latent else math.prod(sides))
+        self.noise = Grain(z) if noise == "broadcast" else nn.Linear(z, 2 * channels if latent else math.prod(sides))
         self.make_u(num_classes - 1 + (not latent), 1, channels, width, routing, below=int(latent))
         self.head = nn.Conv2d(channels, colours, 1)
         nn.init.normal_(self.head.weight, std=REACH / math.sqrt(channels))
@@ -58,7 +58,7 @@ class CapsPix2Pix(CapsuleU, SynthesisModel):
         """The capsules of every layer, by name, in their order."""
         labels = self.labels(masks, noise)
         height, width = masks.shape[1:]
-        if isinstance(self.noise, Waves):
+        if isinstance(self.noise, Grain):
             return self.through_u(torch.cat([labels, self.noise(noise, height, width)], dim=1))
         made = self.noise(noise)
         if self.fixed_size:

@@ -17,7 +17,7 @@ from torchcaps.errors import UserError, did_you_mean
 from torchcaps.models.base import ImageModel
 from torchcaps.models.plan import checked_arguments, fitted, planned
 from torchcaps.models.registry import CLASSES
-from torchcaps.models.tensors import Unreadable, read_json, read_tensors
+from torchcaps.models.tensors import Unreadable, checksum, flush, read_json, read_tensors
 
 WEIGHTS = "model.safetensors"
 FORMAT = "1"
@@ -63,7 +63,8 @@ def beside(name_or_path: str | os.PathLike[str], file: str) -> Path | None:
 
 
 def write_model(model: ImageModel, folder: Path, dtype: torch.dtype | None = None) -> Path:
-    """config.json and model.safetensors, each written aside and moved into place: neither is ever half there.
+    """config.json and model.safetensors, each written aside, flushed and moved into place: neither is ever half there,
+    and the weights say what they add up to.
 
     dtype  store the weights in another precision, to save space; `load` brings them back to float32
     """
@@ -72,19 +73,20 @@ def write_model(model: ImageModel, folder: Path, dtype: torch.dtype | None = Non
         name: tensor.detach().to("cpu", dtype if tensor.is_floating_point() else None).contiguous()
         for name, tensor in model.state_dict().items()
     }
+    metadata = {"format": "pt", "torchcaps": text}
+    metadata["checksum"] = checksum(tensors, metadata)
     for name, write in (
-        (
-            WEIGHTS,
-            lambda path: save_file(tensors, path, {"format": "pt", "torchcaps": text}),
-        ),
+        (WEIGHTS, lambda path: save_file(tensors, path, metadata)),
         ("config.json", lambda path: path.write_text(text + "\n", encoding="utf-8")),
     ):
         aside = folder / f".{name}.{os.getpid()}"
         try:
             write(aside)
+            flush(aside)
             os.replace(aside, folder / name)
         finally:
             aside.unlink(missing_ok=True)
+    flush(folder)
     return folder
 
 
@@ -140,6 +142,8 @@ def _read(path: Path) -> ImageModel:
     try:
         metadata, tensors = read_tensors(path)
         config = read_json(metadata.get("torchcaps", "null"))
+        if metadata.get("checksum", known := checksum(tensors, metadata)) != known:
+            raise Unreadable("it is not as it was written (its checksum differs)")
     except Unreadable as error:
         raise UserError(f"{path} cannot be read as a model: {error}") from error
     if not isinstance(config, dict) or "architecture" not in config:

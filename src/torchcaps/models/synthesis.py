@@ -18,7 +18,9 @@ from torchcaps.models.pixels import where_in
 from torchcaps.ops.squash import at_least_float32, no_autocast
 
 TOGETHER = 16  # label maps drawn at a time
-GOLDEN = math.pi * (3 - math.sqrt(5))  # the angle by which the seeds of a sunflower follow one another
+SQUARES = (1, 4, 16)  # pixels a side, that are given noise of their own
+PERIOD = 256  # squares after which lots are the same again
+MERSENNE = 2**31 - 1  # a prime
 
 
 class SynthesisModel(ImageModel):
@@ -92,35 +94,50 @@ class SynthesisModel(ImageModel):
                 bias.copy_(self.mean.flatten().clamp(0.01, 0.99).logit())
 
 
-class Waves(nn.Module):
-    """Noise (B, Z) over the whole image (B, 1, H, W): each number is the strength of a wave of its own.
+class Grain(nn.Module):
+    """Noise (B, Z) over the whole image (B, 1, H, W), at no parameters and for images of any size.
 
-    Of a vector that is the same at every pixel a convolution makes nothing but one shade. So each number is given a
-    wave of fixed direction and frequency, these evenly spaced up to the highest that pixels can show: some are as wide
-    as an image, most as fine as its grain. Their sum is noise of deviation 1, other for each vector, at no parameters
-    and for images of any size.
+    Of a vector that is the same at every pixel a convolution makes nothing but one shade. So every pixel is given one
+    of the numbers, as it is or negated, by lot and once for all: white noise, other for each vector. Squares of 4×4 and
+    of 16×16 pixels are given one in the same way, between whose middles it changes evenly: so not only the grain of an
+    image can vary, but also what is as large as a cell and its parts.
     """
 
-    frequencies: Tensor
-    phases: Tensor
+    lots: Tensor  # (squares, PERIOD, PERIOD), each below 2 Z
 
     def __init__(self, z: int):
         super().__init__()
-        number = torch.arange(z, device="cpu")  # then the same everywhere, and no cost to a model that is only planned
-        radius, angle = 0.5 * (number + 0.5) / z, GOLDEN * number  # cycles a pixel
-        frequencies = 2 * math.pi * radius * torch.stack([angle.sin(), angle.cos()])
-        home = torch.get_default_device()
-        self.register_buffer("frequencies", frequencies.to(home), False)
-        self.register_buffer("phases", (2 * math.pi * ((number * math.sqrt(2)) % 1)).to(home), False)
+        self.register_buffer("lots", _lots(2 * z).to(torch.get_default_device()), False)
 
     def forward(self, noise_BZ: Tensor, height: int, width: int) -> Tensor:
-        rows_HZ = torch.arange(height, device=noise_BZ.device)[:, None] * self.frequencies[0] + self.phases
-        columns_WZ = torch.arange(width, device=noise_BZ.device)[:, None] * self.frequencies[1]
-        strength_B1Z = (noise_BZ * math.sqrt(2 / noise_BZ.shape[1]))[:, None]
-        # cos(row + column) without a map for each wave
-        with no_autocast(noise_BZ):
-            cosines = (strength_B1Z * rows_HZ.cos()) @ columns_WZ.cos().T
-            return (cosines - (strength_B1Z * rows_HZ.sin()) @ columns_WZ.sin().T)[:, None]
+        drawn = []
+        for number, side in enumerate(SQUARES):
+            squares = self.squares(noise_BZ, number, (height + side - 1) // side, (width + side - 1) // side)
+            with no_autocast(noise_BZ):
+                larger = functional.interpolate(squares, scale_factor=side, mode="bilinear") if side > 1 else squares
+            drawn.append(larger[..., :height, :width])
+        return torch.stack(drawn).sum(0) / math.sqrt(len(SQUARES))
+
+    def squares(self, noise_BZ: Tensor, number: int, rows: int, columns: int) -> Tensor:
+        """(B, 1, rows + 1, columns + 1): what each square is given, of those whose side is SQUARES[number]; the last of
+        them once more, so that there are two at least: of an exported model any number is asked for."""
+        row_H, column_W = (self._numbers(size, noise_BZ.device) for size in (rows, columns))
+        lot_HW = self.lots[number][row_H[:, None], column_W]
+        return torch.cat([noise_BZ, -noise_BZ], 1)[:, lot_HW][:, None]
+
+    @staticmethod
+    def _numbers(size: int, device: torch.device) -> Tensor:
+        return torch.arange(size + 1, device=device).clamp(max=size - 1) % PERIOD
+
+
+def _lots(below: int) -> Tensor:
+    """(squares, PERIOD, PERIOD) whole numbers that look drawn at random, and are the same everywhere."""
+    row, column = torch.arange(PERIOD, device="cpu")[:, None], torch.arange(PERIOD, device="cpu")
+    square = torch.tensor(SQUARES, device="cpu")[:, None, None]
+    lot = row * 73_856_093 + column * 19_349_663 + square * 83_492_791
+    for _ in range(3):  # squared, what lay in a row lies anywhere
+        lot = (lot % MERSENNE + 1_299_709) ** 2 % MERSENNE
+    return lot % below
 
 
 def noise_of(seed: int, numbers: Sequence[int], z: int) -> Tensor:

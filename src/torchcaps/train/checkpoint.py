@@ -6,11 +6,13 @@ its contents add up to, so that one flipped bit is not taken for a weight.
 
 from __future__ import annotations
 
-import hashlib
 import json
+import logging
+import math
 import os
+import re
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,12 +24,13 @@ from torch import Tensor, nn
 
 from torchcaps.errors import UserError
 from torchcaps.models import Discriminator, ImageModel
-from torchcaps.models.tensors import Unreadable, read_json, read_tensors
+from torchcaps.models.tensors import Metadata, Unavailable, Unreadable, checksum, flush, read_json, read_tensors
 from torchcaps.train.pieces import in_pieces, like, whole
+
+log = logging.getLogger("torchcaps")
 
 FORMAT = "2"
 LAST, PREVIOUS = "last.safetensors", "previous.safetensors"
-Metadata = dict[str, str]
 
 
 @dataclass
@@ -94,10 +97,23 @@ def has_checkpoint(folder: Path) -> bool:
     return any((folder / name).is_file() for name in (LAST, PREVIOUS))
 
 
+def untouched(folder: Path) -> bool:
+    """Whether nothing was ever saved here: no checkpoint, nor what is left of a damaged one."""
+    return not has_checkpoint(folder) and not any(folder.glob("*.damaged"))
+
+
+def clear(folder: Path) -> None:
+    """Remove what killed processes had begun to write; nobody may be writing here."""
+    for path in folder.rglob(".*"):
+        if re.fullmatch(r"\..+\.\d+", path.name):  # aside from its place, by the number of a process
+            with suppress(OSError):
+                path.unlink()
+
+
 def saved_step(folder: Path) -> int | None:
     """After how many steps the newest checkpoint was written, by its own word; None if there is none."""
     for path in (folder / LAST, folder / PREVIOUS):
-        known = SafetensorError, OSError, ValueError, KeyError, TypeError, Unreadable
+        known = SafetensorError, OSError, RuntimeError, ValueError, KeyError, TypeError, Unreadable
         with suppress(*known), safe_open(path, framework="pt") as file:
             return int(read_json(file.metadata()["state"])["step"])
     return None
@@ -114,11 +130,11 @@ def save_checkpoint(state: State, folder: Path) -> None:
     aside = folder / f".{LAST}.{os.getpid()}"
     try:
         save_file(tensors, aside, metadata)
-        _flush(aside)
+        flush(aside)
         if (folder / LAST).is_file():
             os.replace(folder / LAST, folder / PREVIOUS)
         os.replace(aside, folder / LAST)
-        _flush(folder)
+        flush(folder)
     except (OSError, SafetensorError) as error:
         raise UserError(f"cannot write a checkpoint to {folder}: {reason(error)}") from error
     finally:
@@ -144,9 +160,11 @@ def load_checkpoint(state: State, folder: Path) -> list[str]:
             continue
         _fill(state, metadata, tensors, path)
         return damaged
-    if damaged:
-        raise UserError("; ".join(damaged) + ": there is nothing left to resume from, start again")
-    raise UserError(f"{folder / LAST} does not exist: there is nothing to resume")
+    aside = ", ".join(str(path) for path in sorted(folder.glob("*.damaged")))
+    if damaged or aside:
+        words = "; ".join(damaged) or f"the checkpoints in {folder} were found damaged before"
+        raise UserError(f"{words}: there is nothing left to resume from, start a new run (what is left is in {aside})")
+    raise UserError(f"{folder / LAST} does not exist: there is nothing to resume, start a new run")
 
 
 def copy_state(source: State, target: State, keep: bool = True) -> None:
@@ -168,18 +186,6 @@ def copy_progress(source: State, target: State) -> None:
         setattr(target, name, getattr(source, name))
 
 
-def checksum(tensors: dict[str, Tensor], metadata: Metadata) -> str:
-    """Of every name, type, shape and number, and of what is said about them."""
-    digest = hashlib.blake2b(digest_size=16)
-    for key in sorted(metadata.keys() - {"checksum"}):
-        digest.update(f"{key}={metadata[key]}\n".encode())
-    for name in sorted(tensors):
-        tensor = tensors[name].contiguous()
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.view(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
-
-
 def reason(error: BaseException) -> str:
     """Why something could not be written or read, without what only programmers want to know."""
     return (error.strerror if isinstance(error, OSError) else None) or str(error).splitlines()[0]
@@ -190,6 +196,10 @@ def _read(path: Path) -> tuple[Metadata, dict[str, Tensor]]:
         raise FileNotFoundError(path)
     try:
         metadata, tensors = read_tensors(path)
+    except Unavailable as error:
+        raise UserError(
+            f"{path} cannot be read: {error}. Nothing was changed: put that right, and resume again"
+        ) from error
     except Unreadable as error:
         raise Damaged(f"cannot be read ({error})") from error
     while metadata.get("format") in MIGRATIONS:
@@ -199,7 +209,7 @@ def _read(path: Path) -> tuple[Metadata, dict[str, Tensor]]:
     if metadata["format"] != FORMAT:
         raise UserError(f"{path} has format {metadata['format']}, this version reads {FORMAT}: upgrade torchcaps")
     try:
-        _checked(read_json(metadata["state"]))
+        _checked(read_json(metadata["state"], finite=False))
     except Unreadable as error:
         raise Damaged(f"cannot be read ({error})") from error
     return metadata, tensors
@@ -227,16 +237,6 @@ def _fill(state: State, metadata: Metadata, tensors: dict[str, Tensor], path: Pa
         setattr(state, name, value)
 
 
-def _flush(path: Path) -> None:
-    """Wait until a file, or what a folder lists, is on the disk."""
-    with suppress(OSError) if path.is_dir() else nullcontext():  # some systems do not flush folders
-        place = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(place)
-        finally:
-            os.close(place)
-
-
 def _checked(plain: Any) -> None:
     """What a checkpoint says beside its tensors: all of it, each of its own kind, and nothing more."""
     if not isinstance(plain, dict) or set(plain) != set(_PLAIN):
@@ -244,8 +244,10 @@ def _checked(plain: Any) -> None:
     for name, kinds in _PLAIN.items():
         if not isinstance(plain[name], kinds) or isinstance(plain[name], bool):
             raise Unreadable(f"{name} is {plain[name]!r}")
-    if min(plain[name] for name in ("epoch", "batch", "step", "seconds")) < 0:
-        raise Unreadable("it was less than nothing into the run")
+    if not all(0 <= plain[name] < math.inf for name in ("epoch", "batch", "step", "seconds")):
+        raise Unreadable("it was less than nothing, or for ever, into the run")
+    if plain["best"] is not None and not math.isfinite(plain["best"]):
+        raise Unreadable(f"best is {plain['best']!r}")
 
 
 def _flatten(state: State) -> Iterator[tuple[str, Tensor]]:
@@ -275,8 +277,13 @@ def _restore(state: State, tensors: dict[str, Tensor]) -> None:
     for prefix, optimizer in state.optimizers.items():
         _restore_moments(optimizer, below(f"{prefix}/"))
     torch.set_rng_state(tensors["random/torch"])
+    on_cuda = state.generator.device.type == "cuda"
+    if on_cuda != ("random/cuda" in tensors):
+        log.warning("the run was saved on another kind of device: augmentation goes on with other random numbers")
+        state.generator.manual_seed(state.generator.initial_seed() + 1)
+        return
     state.generator.set_state(tensors["random/augment"])
-    if "random/cuda" in tensors and torch.cuda.is_available():
+    if on_cuda:
         torch.cuda.set_rng_state(tensors["random/cuda"], state.generator.device)
 
 

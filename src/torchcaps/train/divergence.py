@@ -41,7 +41,7 @@ class Divergence:
             optimizer.found_inf = self.bad  # type: ignore[attr-defined]
 
     def look(self, loss: Tensor, again: bool = False) -> None:
-        """At the loss of a backward pass, before its update. again: of the second network of the same step."""
+        """At the loss of a backward pass, before its update. again: another of the same step."""
         if not again:
             self._step += 1
             self.bad.zero_()

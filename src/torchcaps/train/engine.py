@@ -29,10 +29,12 @@ from torchcaps.losses import combine
 from torchcaps.models import ImageModel, PixelModel, SynthesisModel
 from torchcaps.train.checkpoint import State
 from torchcaps.train.divergence import Diverged, Divergence, blame_layer
+from torchcaps.train.guard import about_memory
 from torchcaps.train.pieces import pieces
 from torchcaps.train.recipe import Recipe, TrainSection
 from torchcaps.train.schedule import learning_rate
 from torchcaps.train.segment import Masks, Segment, evaluate_masks
+from torchcaps.train.sharpness import Uphill
 from torchcaps.train.step import Recorded, compiled, tuned
 from torchcaps.train.synthesise import Drawings, Synthesise, duel, evaluate_drawings
 from torchcaps.train.tasks import Classify, Task
@@ -49,6 +51,8 @@ class Watcher(Protocol):
     def step(self, state: State, totals: Totals) -> None: ...
     def epoch(self, state: State, line: dict[str, float]) -> None: ...
     def stopping(self) -> bool: ...
+    def due(self) -> bool: ...
+    def save(self, state: State) -> None: ...
 
 
 class Interrupted(Exception):
@@ -75,6 +79,7 @@ def train(
     skips = settings.on_nan == "skip"
     told = [] if team.in_pieces else state.optimizers.values()  # otherwise Python decides
     divergence = Divergence(fabric.device, told, state.step, skips)
+    uphill = Uphill(state.model.parameters(), recipe.optim.sharpness) if recipe.optim.sharpness else None
 
     # With one process Fabric's wrapper adds nothing to the forward pass but what breaks a compiled graph in pieces.
     network = state.model if team.size == 1 else model
@@ -91,10 +96,17 @@ def train(
         indices: Tensor, measure: Callable[..., Any] = measure, look: Callable[..., Any] = divergence.look
     ) -> None:
         part = team.part(data.take(indices, state.generator))
+        batch = Batch(*part.values)
         optimizer.zero_grad()
-        loss, terms, correct = measure(Batch(*part.values))
+        loss, terms, correct = measure(batch)
         fabric.backward(loss if team.size == 1 else loss * part.weight)
         look(loss)
+        if uphill is not None:
+            with uphill.there():
+                optimizer.zero_grad()
+                worst = measure(batch)[0]
+                fabric.backward(worst if team.size == 1 else worst * part.weight)
+            look(worst, True)
         divergence.look_at_gradients(state.model.parameters())
         divergence.agree(team)
         if clip is not None:
@@ -133,7 +145,7 @@ def train(
             totals.start(state.totals if team.first else dict.fromkeys(state.totals, 0.0))
             passes = range(state.epoch * settings.repeat, (state.epoch + 1) * settings.repeat)
             order = torch.cat([epoch_order(len(data), settings.seed, number) for number in passes]).to(data.home)
-            started = time.perf_counter()
+            started, seconds_before = time.perf_counter(), state.seconds
             next_check, passed_over = started + CHECK_EVERY, 0
             for batch in range(state.batch, steps_per_epoch):
                 for each in state.optimizers.values():
@@ -145,11 +157,14 @@ def train(
                 if state.average is not None:
                     update_average(state.average, state.model, settings.ema, state.step)
                 watcher.step(state, totals)
-                if team.any(watcher.stopping(), state.step):
-                    check(order)  # what diverged must not replace the last good checkpoint
+                stop, save = team.any(watcher.stopping(), watcher.due(), step=state.step)
+                if stop or (save and state.batch < steps_per_epoch):  # after the last batch the epoch is saved
+                    passed_over += check(order)  # what diverged must not replace the last good checkpoint
                     state.totals = totals.read(team)
-                    state.seconds += time.perf_counter() - started
-                    raise Interrupted
+                    state.seconds = seconds_before + time.perf_counter() - started
+                    if stop:
+                        raise Interrupted
+                    watcher.save(state)
                 if team.due(time.perf_counter() > next_check, state.step):
                     passed_over += check(order)
                     next_check = time.perf_counter() + CHECK_EVERY
@@ -159,7 +174,7 @@ def train(
             if passed_over == steps_per_epoch:
                 raise Diverged(f"the loss was nan or infinite in every step of epoch {state.epoch + 1}")
             state.epoch, state.batch, state.totals = state.epoch + 1, 0, {}
-            state.seconds += seconds
+            state.seconds = seconds_before + seconds
             line = {
                 "epoch": state.epoch,
                 "step": state.step,
@@ -222,20 +237,33 @@ def evaluate(model: ImageModel, data: Dataset | Segments, task: Task, views: boo
     return _evaluate_classes(model, data, task, views)
 
 
-@torch.no_grad()
 def _evaluate_classes(model: ImageModel, dataset: Dataset, task: Task, views: bool) -> Result:
-    was_training = model.training
+    """In batches that fit into memory."""
+    was_training, size = model.training, EVALUATION_BATCH
     model.eval()
+    try:
+        while True:
+            try:
+                return _evaluate_batches(model, dataset, task, views, size)
+            except RuntimeError as error:
+                if size == 1 or not about_memory(error):
+                    raise
+            size //= 2
+    finally:
+        model.train(was_training)
+
+
+@torch.no_grad()
+def _evaluate_batches(model: ImageModel, dataset: Dataset, task: Task, views: bool, size: int) -> Result:
     data = Resident(dataset, model.device)
     totals, lengths = Totals(model.device, task.measure), []
-    for images, targets in batches(data, EVALUATION_BATCH, device=model.device, seed=0, epoch=0, shuffle=False):
+    for images, targets in batches(data, size, device=model.device, seed=0, epoch=0, shuffle=False):
         images = centre_crop(images, _crop_for(model, images))
         output = model(images, targets)
         terms = task.terms(output, images, targets)
         answers = output.lengths if not views else torch.stack([model(view).lengths for view in moved(images)]).mean(0)
         totals.add(combine(terms, task.weights), terms, task.correct(answers, targets))
         lengths.append(answers)
-    model.train(was_training)
     means = totals.means()
     return Result(torch.cat(lengths).cpu(), means["loss"], means[task.measure])
 
@@ -260,10 +288,15 @@ class Totals:
         self.start({})
 
     def start(self, before: dict[str, float]) -> None:
-        """Begin an epoch, with the sums of the part of it that ran before a resume."""
-        self._before = dict(before)
-        for value in (*self._sums.values(), self._examples):
-            value.zero_()
+        """Begin an epoch, with the sums of the part of it that ran before a resume: they go on from there, so that they
+        are rounded as if it had not been interrupted."""
+        self._resumed_at = int(before.get("examples", 0))
+        for name in before:  # in this order in every process
+            if name not in (*self._sums, "examples"):
+                self._sums[name] = torch.zeros((), device=self._device)
+        for name, value in self._sums.items():
+            value.fill_(before.get(name, 0.0))
+        self._examples.fill_(self._resumed_at)
 
     def add(self, loss: Tensor, terms: dict[str, Tensor], correct: Tensor, bad: Tensor | None = None) -> None:
         """bad: 1 where the step was passed over, and nothing of it counts."""
@@ -279,13 +312,12 @@ class Totals:
 
     @property
     def new_examples(self) -> int:
-        return int(self._examples)
+        """Since the epoch was begun or resumed."""
+        return int(self._examples) - self._resumed_at
 
     def read(self, team: Team | None = None) -> dict[str, float]:
         """The sums so far: of this process, or of all."""
-        sums = {name: self._before.get(name, 0.0) + float(value) for name, value in self._sums.items()}
-        sums |= {"examples": self._before.get("examples", 0) + self.new_examples}
-        sums = {**self._before, **sums}
+        sums = {name: float(value) for name, value in self._sums.items()} | {"examples": int(self._examples)}
         return sums if team is None else dict(zip(sums, team.sum(list(sums.values()))))
 
     def means(self, prefix: str = "", team: Team | None = None) -> dict[str, float]:

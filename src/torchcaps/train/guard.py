@@ -18,15 +18,18 @@ LOCK = "run.lock"
 
 
 @contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """Nobody else trains in this folder while the block runs. The system lets go of the lock of a process that dies."""
+def alone(folder: Path, way_out: str) -> Iterator[None]:
+    """Nobody else trains in this folder while the block runs. The system lets go of the lock of a process that dies.
+
+    way_out  what to do if nothing can be written to it, in words
+    """
     lock = FileLock(folder / LOCK)
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        raise UserError(f"another run is training in {folder}: wait for it, or give another --out") from None
+        raise UserError(f"another run is training in {folder}: wait for it, or start one in another folder") from None
     except OSError as error:
-        raise UserError(f"cannot write to {folder}: {reason(error)}; choose another folder with --out") from error
+        raise UserError(f"cannot write to {folder}: {reason(error)}; {way_out}") from error
     try:
         yield
     finally:
@@ -53,20 +56,21 @@ def kept(folder: Path) -> str:
 
 
 @contextmanager
-def enough_memory(recipe: Recipe) -> Iterator[None]:
-    """Where a device has too little, the error says what takes less."""
+def enough_memory(recipe: Recipe, folder: Path, resumed: bool) -> Iterator[None]:
+    """Where a device has too little, the error says what takes less, and what is left of the run."""
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and not _about_memory(error):
+        if isinstance(error, RuntimeError) and not about_memory(error):
             raise
         size = recipe.train.batch_size
         smaller = f"train.batch_size={size // 2}" if size > 1 else "a smaller model"
         window = f", augment.crop={recipe.augment.crop // 2}" if recipe.augment.crop else ", a smaller data.image_size"
-        raise UserError(
-            f"the device has too little memory for batches of {size}: try {smaller}{window}, or --precision bf16"
-        ) from error
+        less = f"try {smaller}{window}, or --precision bf16"
+        if resumed:  # whose batches are fixed
+            less = f"resume it on a device with more, on several (--devices), or start a new run: {less}"
+        raise UserError(f"the device has too little memory for batches of {size}: {less}. {kept(folder)}") from error
 
 
-def _about_memory(error: RuntimeError) -> bool:
+def about_memory(error: RuntimeError) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error) or "out of memory" in str(error)

@@ -101,6 +101,7 @@ class OptimSection(Section):
     decay_steps: int = Field(2000, ge=1)
     final: float = Field(0.0, ge=0, le=1)  # linear, cosine: the share of lr that is left at the end
     clip: float | None = Field(None, gt=0)  # largest norm of the gradient
+    sharpness: float = Field(0.0, ge=0)  # how far around the weights the loss is to be low, too; 0: not asked
 
 
 class DiscriminatorSection(Section):

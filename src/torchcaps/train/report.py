@@ -15,6 +15,7 @@ from torchcaps import explain
 from torchcaps.data import Batch
 from torchcaps.errors import UserError
 from torchcaps.explain.html import code, page, paragraph, picture, section, table
+from torchcaps.models.tensors import flush
 
 EXAMPLES = 8  # images whose reconstructions are shown, before up to two mistakes
 SWEPT = 2  # images whose capsules are swept
@@ -268,6 +269,7 @@ def write_whole(path: str | os.PathLike[str], text: str) -> Path:
     half = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         half.write_text(text, encoding="utf-8")
+        flush(half)
         os.replace(half, path)
     finally:
         half.unlink(missing_ok=True)

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from torchcaps.errors import UserError
 from torchcaps.models.files import WEIGHTS
-from torchcaps.train.checkpoint import checksum
+from torchcaps.models.tensors import checksum
 from torchcaps.train.recipe import load_recipe
 from torchcaps.train.run import start_run
 

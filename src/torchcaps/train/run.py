@@ -17,7 +17,7 @@ from torchcaps.data import Dataset, Segments, Splits, epoch_size, load_data, num
 from torchcaps.errors import UserError
 from torchcaps.models import ImageModel, load, save
 from torchcaps.train import engine
-from torchcaps.train.checkpoint import State, copy_state, load_checkpoint, reason, save_checkpoint
+from torchcaps.train.checkpoint import State, clear, copy_state, load_checkpoint, reason, save_checkpoint, untouched
 from torchcaps.train.divergence import ADVICE, Diverged
 from torchcaps.train.drawing_report import write_drawing_report
 from torchcaps.train.evaluate import evaluate_model
@@ -95,7 +95,8 @@ def _run(recipe: Recipe, folder: Path, team: Team, console: Console | None, resu
     with ExitStack() as locked, team.together():
         locked.enter_context(repeatable(recipe.train.deterministic))
         if resume:
-            team.first_says(lambda: locked.enter_context(alone(folder)))
+            team.first_says(lambda: locked.enter_context(alone(folder, "make it writable, or move the run")))
+        locked.enter_context(enough_memory(recipe, folder, resume))
         return _train(recipe, folder, team, console, resume, locked)
 
 
@@ -124,27 +125,25 @@ def _train(recipe: Recipe, folder: Path, team: Team, console: Console, resume: b
         examples = epoch_size(splits.train, recipe.augment.crop) * recipe.train.repeat
         steps = num_batches(examples, recipe.train.batch_size)
         watcher = RunWatcher(folder, recipe.train, steps, console, task.measure) if team.first else Follower()
-        try:
-            with watcher.watching(state), enough_memory(recipe):
-                shown = _shown(watcher, state, team)
+        with watcher.watching(state):
+            shown = _shown(watcher, state, team)
+            try:
                 engine.train(trained, splits.train, splits.validation, task, recipe, team.fabric, shown)
                 if team.in_pieces:
                     copy_state(trained, state, keep=team.first)
-        except Diverged as error:
-            raise UserError(f"{error}. {kept(folder)}; {ADVICE}") from error
-        except engine.Interrupted:
-            if team.in_pieces:
-                copy_state(trained, state, keep=team.first)
-            if team.first:
-                with writing(folder):
-                    save_checkpoint(state, folder / "checkpoints")
-            again = f" --devices {team.size} --shard" if team.in_pieces else ""
-            console.print(
-                f"\nstopped after step {state.step}; go on with:  torchcaps train --resume {folder}{again}",
-                markup=False,
-                soft_wrap=True,
-            )
-            raise
+            except Diverged as error:
+                raise UserError(f"{error}. {kept(folder)}; {ADVICE}") from error
+            except engine.Interrupted:
+                if team.in_pieces:
+                    copy_state(trained, state, keep=team.first)
+                team.first_says(lambda: _save(state, folder))  # a process that ended now would end the first as well
+                again = f" --devices {team.size} --shard" if team.in_pieces else ""
+                console.print(
+                    f"\nstopped after step {state.step}; go on with:  torchcaps train --resume {folder}{again}",
+                    markup=False,
+                    soft_wrap=True,
+                )
+                raise
     if team.first:
         state.final.to(device)
         with writing(folder):
@@ -152,11 +151,15 @@ def _train(recipe: Recipe, folder: Path, team: Team, console: Console, resume: b
     return folder
 
 
+def _save(state: State, folder: Path) -> None:
+    with writing(folder):
+        save_checkpoint(state, folder / "checkpoints")
+
+
 def _in_pieces(state: State, recipe: Recipe, team: Team) -> State:
     from torchcaps.train.shards import share_out  # which not every build of PyTorch can import
 
-    with enough_memory(recipe):
-        return share_out(state, recipe, team.fabric)
+    return share_out(state, recipe, team.fabric)
 
 
 def _shown(watcher: Follower, state: State, team: Team) -> engine.Watcher:
@@ -170,20 +173,27 @@ def _shown(watcher: Follower, state: State, team: Team) -> engine.Watcher:
 
 def _load(state: State, folder: Path, splits: Splits[Any], team: Team, console: Console) -> None:
     """The first process goes first: it moves a damaged file out of the way of the others."""
+    if team.first_says(lambda: untouched(folder / "checkpoints")):
+        console.print(f"{folder} was stopped before anything was saved: it begins again", soft_wrap=True, markup=False)
+        return
     found = team.first_says(lambda: load_checkpoint(state, folder / "checkpoints"))
     if not team.first:
         load_checkpoint(state, folder / "checkpoints")
     for damaged in found:
         console.print(f"{damaged}; going on from the one before, step {state.step}", style="yellow", soft_wrap=True)
     if state.data != splits.fingerprint():
-        raise UserError(f"the data of {folder} has changed since it began: its test images may have been trained on")
+        raise UserError(
+            f"the data of {folder} has changed since it began: its test images may have been trained on; put it back "
+            "as it was, or start a new run"
+        )
 
 
 def _prepare_folder(recipe: Recipe, folder: Path, resume: bool, locked: ExitStack) -> None:
     """What is wrong with recipe or data has been said by now, and nothing was left behind."""
     if not resume:
         _make_folder(folder)
-        locked.enter_context(alone(folder))
+        locked.enter_context(alone(folder, "choose another folder with --out"))
+    clear(folder / "checkpoints")
     with writing(folder):
         write_whole(folder / "recipe.yaml", recipe.to_yaml())
         (folder / "summary.json").unlink(missing_ok=True)  # of the run before it was extended
@@ -234,7 +244,10 @@ def _finish(
     model = state.final
     best = folder / "checkpoints" / "best"
     if recipe.train.select == "best" and best.is_dir():
-        model = load(best, model.device)
+        try:
+            model = load(best, model.device)
+        except UserError as error:
+            console.print(f"{error}; the last weights are kept instead", style="yellow", soft_wrap=True, markup=False)
     model.eval()
     model.trained_by = _origin(recipe, splits.train, state)
     save(model, folder / "model")

@@ -54,6 +54,8 @@ def make_state(
     average = copy.deepcopy(model).requires_grad_(False) if recipe.train.ema else None
     state = State(model, optimizer, generator, average)
     if isinstance(model, SynthesisModel):
+        if recipe.optim.sharpness:
+            raise UserError("optim.sharpness is not for drawn images: two networks share one loss; leave it away")
         state.rival = _rival(model, recipe).to(device)
         state.rival_optimizer = make_optimizer(state.rival, recipe.optim, device, recipe.discriminator.lr)
     return state, _task(model, data, recipe)

@@ -31,6 +31,8 @@ def share_out(state: State, recipe: Recipe, fabric: Fabric) -> State:
         raise UserError("--shard is for one network, and drawing is learned by two that judge each other: leave it out")
     if recipe.optim.name == "muon":
         raise UserError("optim.name=muon turns whole matrices, and with --shard no process has one: set it to adamw")
+    if recipe.optim.sharpness:
+        raise UserError("optim.sharpness moves whole weights, and with --shard no process has them: leave it away")
     assert isinstance(fabric.strategy, ModelParallelStrategy)
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")  # nobody changes it in place
     mesh = fabric.strategy.device_mesh["data_parallel"]
@@ -74,3 +76,10 @@ class Gathering:
 
     def stopping(self) -> bool:
         return self.watcher.stopping()
+
+    def due(self) -> bool:
+        return self.watcher.due()
+
+    def save(self, state: State) -> None:
+        copy_state(state, self.whole, keep=self.team.first)
+        self.watcher.save(self.whole)

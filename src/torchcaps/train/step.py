@@ -69,12 +69,14 @@ class Recorded:
         torch.cuda.reset_peak_memory_stats()  # what trying out convolutions took is not what training takes
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(self._generator)
+        before = self._generator.clone_state()
         try:
             with torch.cuda.graph(graph):
                 self._step(self._indices)
         except RuntimeError as error:
             log.warning("the training step could not be recorded as a CUDA graph: %s", _first_line(error))
             torch.cuda.synchronize()
+            self._generator.graphsafe_set_state(before)  # its own would wait for the graph to be finished
         else:
             self._graph = graph
 

@@ -18,7 +18,7 @@ from lightning_fabric import Fabric
 from lightning_fabric.strategies import ModelParallelStrategy
 from torch import Tensor
 
-from torchcaps.errors import UserError
+from torchcaps.errors import LostProcess, UserError
 
 Found = TypeVar("Found")
 ASK_EVERY = 16  # steps between two times that the processes ask each other whether to stop
@@ -79,11 +79,13 @@ class Team:
             assert isinstance(worst, Tensor)
             flag.copy_(worst)
 
-    def any(self, wish: bool, step: int) -> bool:
-        """Whether a process has this wish; with several of them they ask each other only now and then."""
+    def any(self, *wishes: bool, step: int) -> list[bool]:
+        """Of each wish, whether a process has it; with several of them they ask each other only now and then."""
         if self.size == 1:
-            return wish
-        return step % ASK_EVERY == 0 and self.sum([float(wish)])[0] > 0
+            return list(wishes)
+        if step % ASK_EVERY:
+            return [False] * len(wishes)
+        return [count > 0 for count in self.sum([float(wish) for wish in wishes])]
 
     def due(self, wish: bool, step: int) -> bool:
         """Whether it is time for what all processes do in the same step: one by its wish, several now and then."""
@@ -116,7 +118,7 @@ class Team:
             if self.size == 1 or not _about_others(error):
                 raise
             words = "another process of this run has ended, so this one ends, too; its output says why"
-            raise UserError(words) from error
+            raise LostProcess(words) from error
 
 
 def asked_by_torchrun() -> tuple[int, int] | None:

@@ -44,6 +44,12 @@ class Quiet:
     def stopping(self) -> bool:
         return False
 
+    def due(self) -> bool:
+        """Whether it is time for a checkpoint, though the epoch is not over."""
+        return False
+
+    def save(self, state: State) -> None: ...
+
 
 class Follower(Quiet):
     """Of a process that does not write: it stops when it is asked to, together with the others."""
@@ -84,8 +90,8 @@ class RunWatcher(Follower):
 
     metrics.jsonl                  one line for each epoch
     tensorboard/                   the same as curves
-    checkpoints/last.safetensors   the state after the last epoch, after one every `save_every` seconds (less often
-                                   where writing takes long), and when the run was interrupted;
+    checkpoints/last.safetensors   the state at the end, every `save_every` seconds (less often where writing takes
+                                   long; after an epoch where that is 0), and when the run was interrupted;
                                    previous.safetensors, the one before
     checkpoints/best/              the model that was best on validation
     """
@@ -176,6 +182,15 @@ class RunWatcher(Follower):
             f"train {line[f'train_{self.measure}']:.2%}{seen}  {line['images_per_second']:,.0f} img/s{passed}",
             highlight=False,
         )
+
+    def due(self) -> bool:
+        now = time.perf_counter()
+        return self._save_every > 0 and now >= max(self._next_save, self._began + self._save_every)
+
+    def save(self, state: State) -> None:
+        self._began_save = time.perf_counter()
+        with writing(self.folder):
+            self._save(state)
 
     def _write_epoch(self, state: State, line: dict[str, float]) -> None:
         with open(self.folder / "metrics.jsonl", "a", encoding="utf-8") as file:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from torchcaps.errors import UserError
-from torchcaps.models.synthesis import SynthesisModel, Waves
+from torchcaps.models.synthesis import Grain, SynthesisModel
 
 DEEPEST = 8  # halvings of the paper's 256×256
 DROPPED = 3  # the first layers on the way up have dropout
@@ -49,7 +49,7 @@ class Pix2Pix(SynthesisModel):
         self.multiple = 2**depth
         self.check_size(*self.image_shape[1:])
         self.has_noise = noise == "broadcast"
-        self.noise = Waves(z) if self.has_noise else None
+        self.noise = Grain(z) if self.has_noise else None
         inputs = num_classes - 1 + self.has_noise
         widths = [channels * min(8, 2**level) for level in range(depth)]
         self.down = nn.ModuleList(
