@@ -55,6 +55,14 @@ def test_other_processes_and_an_interruption_are_told(first, tmp_path):
     assert about == [("processes", 2, 1), ("resumed", True, False)]
 
 
+def test_of_several_processes_only_the_first_compares(first, call, tmp_path, monkeypatch):
+    monkeypatch.setattr("torchcaps.train.rerun.start_run", lambda recipe, *, out, **_: out)  # another writes it
+    monkeypatch.setenv("RANK", "1")
+    assert call("rerun", first, "--out", tmp_path / "again")[0] == 0
+    monkeypatch.setenv("RANK", "0")
+    assert "again is no finished run" in call("rerun", first, "--out", tmp_path / "again")[2]
+
+
 def test_a_run_that_has_not_finished_is_refused(tmp_path):
     with pytest.raises(UserError, match="no finished run: .* give the folder that `torchcaps train` named"):
         rerun(tmp_path)
