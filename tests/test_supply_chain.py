@@ -20,6 +20,7 @@ from packaging.utils import canonicalize_name
 import torchcaps
 
 ROOT = Path(__file__).parent.parent
+SKIPPED = "NOT AUDITED: the vulnerability service cannot be reached; run `make audit` elsewhere\n"
 PIN = re.compile(r"^([\w.-]+)==([^\s;]+)", re.MULTILINE)
 
 
@@ -157,24 +158,50 @@ def test_a_type_checker_sees_the_types_from_outside(tmp_path):
 
 @pytest.fixture
 def audit(monkeypatch, capsys):
-    """audit(packages) runs the script with what the service is made to answer."""
+    """audit(output, complaint) runs the script with what pip-audit is made to say."""
     script = runpy.run_path(str(ROOT / ".ci" / "audit"))
 
-    def run(output):
-        done = subprocess.CompletedProcess([], 0, stdout=output, stderr="")
+    def run(output, complaint=""):
+        done = subprocess.CompletedProcess([], int(bool(complaint)), stdout=output, stderr=complaint)
         monkeypatch.setattr(subprocess, "run", lambda *args, **kwargs: done)
         return script["main"](), "".join(capsys.readouterr())
 
     return run
 
 
+@pytest.mark.parametrize(
+    "complaint",
+    [
+        "ERROR:pip_audit._cli:Could not connect to PyPI's vulnerability feed\nERROR:pip_audit._cli:Tip: your",
+        "Traceback (most recent call last):\n  …\nrequests.exceptions.ProxyError: HTTPSConnectionPool(host='pypi.org')",
+        "Traceback (most recent call last):\n  …\nrequests.exceptions.ConnectionError: Failed to resolve 'pypi.org'",
+        "requests.exceptions.HTTPError: 503 Server Error: …\n\npip_audit._service.interface.ServiceError",
+    ],
+    ids=["timeout", "proxy", "no name", "out of order"],
+)
+def test_an_audit_without_the_network_is_not_taken_for_a_good_one(complaint, audit):
+    assert audit("", complaint) == (0, SKIPPED)
+
+
 def test_an_audit_without_answers_is_not_taken_for_a_good_one(audit):
-    skipped = json.dumps({"dependencies": [{"name": "a", "skip_reason": "not found"}]})
-    for output in (skipped, "", "no route to host"):
-        code, told = audit(output)
-        assert code == 0
-        assert told.startswith("NOT AUDITED")
-        assert told.count("\n") == 1
+    assert audit(json.dumps({"dependencies": [{"name": "a", "skip_reason": "not found"}]})) == (0, SKIPPED)
+
+
+@pytest.mark.parametrize(
+    ("output", "complaint"),
+    [
+        ("", "/bin/python: No module named pip_audit"),
+        ("", "ERROR:pip_audit._cli:invalid requirements input: requirements.lock"),
+        ("", "Traceback (most recent call last):\n  …\nTypeError: 'NoneType' object is not iterable"),
+        ("", ""),
+        ("[]", ""),
+    ],
+    ids=["not installed", "no lock", "a bug", "silence", "another format"],
+)
+def test_an_audit_that_breaks_off_fails_with_what_it_said(output, complaint, audit):
+    code, told = audit(output, complaint)
+    assert code == 1
+    assert told == f"{output}{complaint}\npip-audit broke off, exit code {int(bool(complaint))}\n"
 
 
 def test_a_known_vulnerability_fails_the_audit(audit):
