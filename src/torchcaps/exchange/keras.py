@@ -103,17 +103,21 @@ def _tensor(h5py: Any, found: Any, name: str, home: str) -> Tensor:
 
 
 def _names(group: Any, attribute: str) -> list[str]:
-    """What an attribute lists: of an empty list Keras does not say that it is one of words."""
+    """What an attribute lists; of an empty list the file does not say that it is one of words."""
     values = group.attrs.get(attribute)
-    listed = list(values) if isinstance(values, np.ndarray) and values.ndim == 1 else [None]
-    if not all(isinstance(value, (bytes, str)) for value in listed):
-        what = f"{attribute} of {group.name}" if group.name != "/" else attribute
+    if (
+        not isinstance(values, np.ndarray)
+        or values.ndim != 1
+        or not all(isinstance(each, bytes | str) for each in values)
+    ):
+        what = attribute if group.name == "/" else f"{attribute} of {group.name}"
         raise UserError(f"{group.file.filename} is not a weights file of Keras 2: {what} is no list of names")
-    return [value.decode("utf-8", "replace") if isinstance(value, bytes) else _encodable(value) for value in listed]
+    return [_word(each) for each in values]
 
 
-def _encodable(word: str) -> str:
-    return word.encode("utf-8", "replace").decode()
+def _word(value: bytes | str) -> str:
+    """What is no text becomes question marks, which no name has."""
+    return (value if isinstance(value, bytes) else value.encode("utf-8", "replace")).decode("utf-8", "replace")
 
 
 def _plain(name: str) -> str:
