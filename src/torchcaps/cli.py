@@ -124,6 +124,8 @@ def rerun(
         again = train_again(run, out=out_, device=device, console=out)
     except Interrupted:
         raise typer.Exit(130) from None
+    if err.quiet:
+        return  # of several processes the first compares: it has written what there is to compare
     found, about = compare_runs(run, again)
     for heading, differences in (("different", found), ("about the two runs", about)):
         for each in differences:

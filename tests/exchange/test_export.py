@@ -165,7 +165,8 @@ def test_mistakes_are_told_and_leave_nothing(small, call, tmp_path):
         ([small, "--to", "aoti", "--out", tmp_path / "a.onnx"], "give a file that ends in .pt2"),
         ([small, "--out", tmp_path], "that is a folder"),
         ([small, "--to", "hub", "--out", tmp_path / "file"], "that is a file"),
-        ([small, "--to", "hub", "--out", tmp_path / "file" / "x"], "cannot write"),
+        ([small, "--to", "hub", "--out", tmp_path / "file" / "x"], "file is a file, and nothing can be written"),
+        (["not looked for yet", "--out", tmp_path / "file" / "deep" / "x.onnx"], f"{tmp_path / 'file'} is a file, and"),
     ):
         code, printed, complaint = call("export", *arguments)
         assert (code, printed) == (2, "")

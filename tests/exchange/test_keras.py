@@ -147,7 +147,7 @@ def test_other_files_are_told(call, tmp_path):
         file.attrs["layer_names"] = [b"conv1"]
         file.create_group("conv1").attrs["weight_names"] = [b"conv1/kernel:0"]
     messages = {
-        "text": "cannot be read as a weights file",
+        "text": "cannot be read as a weights file of Keras 2: it is no HDF5 file\n",
         "other": "names no layers",
         "gone": "named in the file, but",
     }
@@ -160,15 +160,43 @@ def test_other_files_are_told(call, tmp_path):
     assert not (tmp_path / "x").exists()
 
 
+@pytest.mark.parametrize("names", [3, "conv1", [1, 2], [[b"conv1"]], h5py.Empty("f")])
+def test_what_is_no_list_of_names_is_told_in_words(names, tmp_path):
+    path = tmp_path / "w.h5"
+    with h5py.File(path, "w") as file:
+        file.attrs["layer_names"] = names
+    with pytest.raises(UserError, match=f"^{path} is not a weights file of Keras 2: layer_names is no list of names$"):
+        read_h5(path)
+    with h5py.File(path, "w") as file:
+        file.attrs["layer_names"] = [b"conv1"]
+        file.create_group("conv1").attrs["weight_names"] = names
+    with pytest.raises(UserError, match="weight_names of /conv1 is no list of names$"):
+        read_h5(path)
+
+
+@pytest.mark.parametrize("name", [b"conv2", b"numbers", b"\xff", b""])
+def test_a_layer_that_is_not_there_is_told_in_words(name, tmp_path):
+    with h5py.File(tmp_path / "w.h5", "w") as file:
+        file.attrs["layer_names"] = [name]
+        file["numbers"] = np.ones(3)
+    with pytest.raises(UserError, match="w.h5 is not a weights file of Keras 2: it names a layer .*that it has not$"):
+        read_h5(tmp_path / "w.h5")
+
+
 def test_a_file_cannot_borrow_from_others_or_claim_any_size(tmp_path):
     (tmp_path / "secret").write_bytes(bytes(400))
-    for name, message in (("external", "lies in another file"), ("huge", "which no weights are")):
+    with h5py.File(tmp_path / "other.h5", "w") as file:
+        file["kernel"] = np.ones(100, np.float32)
+    elsewhere = "lies in another file, which is not read"
+    for name, message in (("external", elsewhere), ("linked", elsewhere), ("huge", "which no weights are")):
         with h5py.File(tmp_path / f"{name}.h5", "w") as file:
             file.attrs["layer_names"] = [b"conv1"]
             group = file.create_group("conv1")
             group.attrs["weight_names"] = [b"kernel:0"]
             if name == "external":
                 group.create_dataset("kernel:0", (100,), "f4", external=[(str(tmp_path / "secret"), 0, 400)])
+            elif name == "linked":
+                group["kernel:0"] = h5py.ExternalLink("other.h5", "kernel")
             else:
                 group.create_dataset("kernel:0", (2**20, 2**20), "f4", chunks=True)
         with pytest.raises(UserError, match=message):

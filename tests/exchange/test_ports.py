@@ -222,10 +222,28 @@ def test_no_pickle_is_executed(by, call, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["w.pt"]
 
 
-def test_files_of_other_things_are_told(tmp_path):
+def test_files_of_other_things_are_told_in_words(call, tmp_path):
     torch.save([1, 2], tmp_path / "list.pt")
+    torch.save(torch.nn.Linear(2, 2), tmp_path / "model.pt")
+    whole = (tmp_path / "model.pt").read_bytes()
+    (tmp_path / "half.pt").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "pickle.pt").write_bytes(pickle.dumps({"weights": 1}, protocol=4))
     (tmp_path / "empty.pt").touch()
-    (tmp_path / "text.pt").write_text("weights")
-    for name, message in (("list", "holds no state dict"), ("empty", "not a file of"), ("text", "not a file of")):
-        with pytest.raises(UserError, match=message):
-            convert(tmp_path / f"{name}.pt", "pytorch")
+    (tmp_path / "text.pt").write_text("hello world")
+    (tmp_path / "words.pt").write_text("the weights of my model")
+    foreign = "nothing else is read: it does not begin as what torch.save writes. Save a state_dict() with that\n"
+    for name, message in {
+        "list": "holds no state dict: names with a tensor each\n",
+        "model": "it holds torch.nn.modules.linear.Linear. If it is a whole model, load it where its code is and save",
+        "half": "nothing else is read: it is damaged, or holds other things. Copy it once more, or save a state_dict()",
+        "pickle": foreign,
+        "empty": "nothing else is read: it is empty\n",
+        "text": foreign,
+        "words": foreign,
+    }.items():
+        code, printed, complaint = call(
+            "convert", tmp_path / f"{name}.pt", "--from", "pytorch", "--out", tmp_path / "x"
+        )
+        assert (code, printed, complaint.count("\n")) == (2, "", 1)
+        assert f"{name}.pt" in complaint
+        assert message in complaint

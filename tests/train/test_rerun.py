@@ -1,6 +1,7 @@
 """A run once more: the same numbers, and a difference is found and explained."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from torchcaps.errors import UserError
 from torchcaps.train.machine import commit, versions
 from torchcaps.train.recipe import load_recipe
 from torchcaps.train.rerun import compare_runs, rerun
-from torchcaps.train.run import start_run
+from torchcaps.train.run import resume_run, start_run
 from torchcaps.train.step import repeatable
 
 TINY = [
@@ -46,9 +47,63 @@ def test_what_differs_about_two_runs_is_told(first, tmp_path):
     assert [(each.what, each.now) for each in about] == [("machine", "another")]
 
 
+def test_other_processes_and_an_interruption_are_told(first, tmp_path):
+    shutil.copytree(first, tmp_path / "again")
+    summary = json.loads((first / "summary.json").read_text())
+    (tmp_path / "again" / "summary.json").write_text(json.dumps(summary | {"processes": 2, "resumed": True}))
+    about = compare_runs(tmp_path / "again", first)[1]
+    assert about == [("processes", 2, 1), ("resumed", True, False)]
+
+
+def test_of_several_processes_only_the_first_compares(first, call, tmp_path, monkeypatch):
+    monkeypatch.setattr("torchcaps.train.rerun.start_run", lambda recipe, *, out, **_: out)  # another writes it
+    monkeypatch.setenv("RANK", "1")
+    assert call("rerun", first, "--out", tmp_path / "again")[0] == 0
+    monkeypatch.setenv("RANK", "0")
+    assert "again is no finished run" in call("rerun", first, "--out", tmp_path / "again")[2]
+
+
 def test_a_run_that_has_not_finished_is_refused(tmp_path):
-    with pytest.raises(UserError, match="no finished run"):
+    with pytest.raises(UserError, match="no finished run: .* give the folder that `torchcaps train` named"):
         rerun(tmp_path)
+    (tmp_path / "recipe.yaml").touch()
+    with pytest.raises(UserError, match=f"no finished run: .* finish it with `torchcaps train --resume {tmp_path}`"):
+        rerun(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "message"),
+    [
+        ("model/model.safetensors", None, "model.safetensors is not there"),
+        ("model/model.safetensors", "weights", "model.safetensors is not what a run writes there"),
+        ("metrics.jsonl", None, "metrics.jsonl is not there"),
+        ("metrics.jsonl", "{}\n", "metrics.jsonl is not what a run writes there"),
+        ("summary.json", "[]", "summary.json is not what a run writes there"),
+        ("summary.json", "{}", "summary.json is not what a run writes there"),
+        ("summary.json", "{", "summary.json is not what a run writes there"),
+    ],
+)
+def test_what_cannot_be_compared_is_told_before_training(file, text, message, first, call, tmp_path):
+    run, again = tmp_path / "run", tmp_path / "again"
+    shutil.copytree(first, run)
+    (run / file).unlink()
+    if text is not None:
+        (run / file).write_text(text)
+    code, printed, complaint = call("rerun", run, "--out", again)
+    assert (code, printed, complaint.count("\n")) == (2, "", 1)
+    assert message in complaint
+    assert f"`torchcaps train --resume {run}` writes figures and model once more" in complaint
+    assert not again.exists()
+
+
+def test_what_is_missing_from_a_run_is_written_once_more(first, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(first, run)
+    shutil.rmtree(run / "model")
+    (run / "metrics.jsonl").unlink()
+    (run / "summary.json").unlink()  # as the message above has it
+    resume_run(run, device="cpu")
+    assert compare_runs(first, run) == ([], [("resumed", False, True)])
 
 
 def test_a_summary_says_what_its_figures_depend_on(first):

@@ -69,6 +69,14 @@ def test_more_devices_than_there_are(monkeypatch):
         engine.make_fabric("cuda", "fp32", devices=2)
 
 
+def test_one_process_in_a_job_of_several_tasks_is_alone(monkeypatch):
+    for name, value in {"SLURM_NTASKS": 2, "SLURM_JOB_ID": 1, "SLURM_PROCID": 1, "SLURM_LOCALID": 1}.items():
+        monkeypatch.setenv(name, str(value))
+    fabric = engine.make_fabric("cpu", "fp32")
+    fabric.launch()
+    assert (fabric.world_size, fabric.global_rank, str(fabric.device)) == (1, 0, "cpu")
+
+
 def lines(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 

@@ -67,6 +67,11 @@ def _write(model: ImageModel, kind: str, path: Path, opset: int, source: str, na
 def _check_place(path: Path, kind: str) -> None:
     """What can be known to be wrong before minutes are spent."""
     ending = Path("x" + ENDINGS[kind]).suffix
+    nearest = next(place for place in path.absolute().parents if place.exists())
+    if not nearest.is_dir():
+        raise UserError(
+            f"--out {path}: {nearest} is a file, and nothing can be written inside it; choose another place"
+        )
     if kind == "hub":
         if path.exists() and not path.is_dir():
             raise UserError(f"--out {path}: that is a file; a hub's model is a folder")

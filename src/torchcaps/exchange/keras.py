@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,14 +22,21 @@ def read_h5(path: Path) -> dict[str, Tensor]:
     """The weights in their order, as layer/kernel; of `save_weights`, or of `save`, which has them one level down."""
     (h5py,) = needed("convert", "h5py")
     try:
+        if not h5py.is_hdf5(path):
+            raise UserError(f"{path} cannot be read as a weights file of Keras 2: it is no HDF5 file")
         with h5py.File(path, "r") as file:
             root = file.get("model_weights", file)
             if "layer_names" not in root.attrs:
                 raise UserError(f"{path} is not a weights file of Keras 2: it names no layers")
             found = {}
-            for layer in _words(root.attrs["layer_names"]):
-                for name in _words(root[layer].attrs["weight_names"]):
-                    found[_plain(name)] = _tensor(h5py, root[layer].get(name), name)
+            for layer in _names(root, "layer_names"):
+                inside = root.get(layer) if isinstance(root, h5py.Group) else None
+                if not isinstance(inside, h5py.Group):
+                    raise UserError(
+                        f"{path} is not a weights file of Keras 2: it names a layer {layer} that it has not"
+                    )
+                for name in _names(inside, "weight_names"):
+                    found[_plain(name)] = _tensor(h5py, inside.get(name), name, file.filename)
             return found
     except (OSError, KeyError, ValueError, TypeError, RuntimeError) as error:
         if isinstance(error, UserError):
@@ -84,18 +92,32 @@ def _channels_first(pixels: Tensor, colours: int) -> Tensor:
     return pixels.unflatten(0, (-1, colours)).transpose(0, 1).flatten(0, 1)
 
 
-def _tensor(h5py: Any, found: Any, name: str) -> Tensor:
+def _tensor(h5py: Any, found: Any, name: str, home: str) -> Tensor:
     if not isinstance(found, h5py.Dataset):
         raise UserError(f"{LAYOUT}: {name} is named in the file, but not there")
-    if found.external or found.is_virtual:
+    if found.external or found.is_virtual or found.file.filename != home:
         raise UserError(f"{LAYOUT}: {name} lies in another file, which is not read")
     if found.size > LARGEST or found.dtype.kind != "f":
         raise UserError(f"{LAYOUT}: {name} is {found.shape} of {found.dtype}, which no weights are")
     return torch.from_numpy(found[()].astype("float32"))
 
 
-def _words(values: Any) -> list[str]:
-    return [value.decode() if isinstance(value, bytes) else str(value) for value in values]
+def _names(group: Any, attribute: str) -> list[str]:
+    """What an attribute lists; of an empty list the file does not say that it is one of words."""
+    values = group.attrs.get(attribute)
+    if (
+        not isinstance(values, np.ndarray)
+        or values.ndim != 1
+        or not all(isinstance(each, bytes | str) for each in values)
+    ):
+        what = attribute if group.name == "/" else f"{attribute} of {group.name}"
+        raise UserError(f"{group.file.filename} is not a weights file of Keras 2: {what} is no list of names")
+    return [_word(each) for each in values]
+
+
+def _word(value: bytes | str) -> str:
+    """What is no text becomes question marks, which no name has."""
+    return (value if isinstance(value, bytes) else value.encode("utf-8", "replace")).decode("utf-8", "replace")
 
 
 def _plain(name: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,21 +36,32 @@ class Port(NamedTuple):
 def read_state(path: Path) -> dict[str, Tensor]:
     """A state dict, read without running what a pickle may hold."""
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of pickles that torch has not written: they are refused anyway
+            found = torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
     except Exception as error:  # of damaged files and refused pickles alike: any kind, by the torch at hand
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise UserError(
-            f"{path} is not a file of tensors, and nothing else is read: {reason[:200]} "
-            "If it holds a whole model, load it where its code is and save its state_dict()"
-        ) from error
+        raise UserError(f"{path} is not a file of tensors, and nothing else is read: {_why(path, error)}") from error
     for wrapper in WRAPPERS:
         if isinstance(found, dict) and isinstance(found.get(wrapper), dict):
             found = found[wrapper]
     if not isinstance(found, dict) or not found or not all(isinstance(each, Tensor) for each in found.values()):
         raise UserError(f"{path} holds no state dict: names with a tensor each")
     return {str(name).removeprefix("module."): tensor.detach() for name, tensor in found.items()}
+
+
+def _why(path: Path, error: Exception) -> str:
+    """In words: what torch says is about a byte, or about how to read what should not be read."""
+    if refused := re.search(r"GLOBAL (\S+)", str(error)):
+        return f"it holds {refused[1]}. If it is a whole model, load it where its code is and save its state_dict()"
+    with open(path, "rb") as file:
+        start = file.read(4)
+    if not start:
+        return "it is empty"
+    if not start.startswith((b"PK\x03\x04", b"\x80\x02")):
+        return "it does not begin as what torch.save writes. Save a state_dict() with that"
+    return "it is damaged, or holds other things. Copy it once more, or save a state_dict() where it can be loaded"
 
 
 def port_of(tensors: dict[str, Tensor]) -> Port:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol, overload
 
 import torch
 from lightning_fabric import Fabric
+from lightning_fabric.plugins.environments import LightningEnvironment
 from lightning_fabric.strategies import ModelParallelStrategy
 from torch import Tensor, nn
 from torch.nn import functional
@@ -353,12 +354,14 @@ def make_fabric(device: str, precision: str, devices: int = 1, nodes: int = 1, s
         if devices * nodes == 1:
             raise UserError("--shard: weights are shared out among processes; give --devices, two or more")
         strategy = ModelParallelStrategy(lambda model, mesh: model, devices * nodes, tensor_parallel_size=1)
+    alone = asked is None and devices * nodes == 1  # whatever a job of SLURM says of its other tasks
     return Fabric(
         accelerator=kind,
         devices=devices,
         num_nodes=nodes,
         strategy=strategy,
         precision="bf16-mixed" if mixed else "32-true",
+        plugins=[LightningEnvironment()] if alone else None,
     )
 
 

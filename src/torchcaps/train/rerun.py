@@ -8,16 +8,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.console import Console
-from safetensors.torch import load_file
 
 from torchcaps.errors import UserError
 from torchcaps.models.files import WEIGHTS
-from torchcaps.models.tensors import checksum
+from torchcaps.models.tensors import checksum, read_tensors
 from torchcaps.train.recipe import load_recipe
 from torchcaps.train.run import start_run
 
 TIMES = ("images_per_second",)  # of a line of metrics.jsonl: these differ every time
-ABOUT = ("machine", "versions", "commit", "data_checksum")  # what a difference may come from
+ABOUT = ("machine", "versions", "commit", "data_checksum", "processes", "resumed")  # what a difference may come from
 
 
 class Difference(NamedTuple):
@@ -29,6 +28,8 @@ class Difference(NamedTuple):
 def rerun(run: Path, *, out: Path | None = None, device: str | None = None, console: Console | None = None) -> Path:
     """Train a finished run's recipe again, on the same kind of device unless told otherwise; returns the new folder."""
     before = _summary(run)
+    _lines(run)
+    _weights(run)  # what cannot be compared is said before hours are spent
     folder = out or run.with_name(f"{run.name}-again-{datetime.now():%Y%m%d-%H%M%S}")
     recipe = load_recipe(str(run / "recipe.yaml"))
     return start_run(recipe, out=folder, device=device or before["device"].partition(":")[0], console=console)
@@ -59,15 +60,42 @@ def _history(before: Path, now: Path) -> list[Difference]:
 
 
 def _lines(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    path = folder / "metrics.jsonl"
+    try:
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError, RecursionError) as error:
+        raise _unreadable(folder, path) from error
+    if not all(isinstance(line, dict) and "epoch" in line for line in lines):
+        raise _unreadable(folder, path)
+    return lines
 
 
 def _weights(folder: Path) -> str:
-    return checksum(load_file(folder / "model" / WEIGHTS), {})
+    path = folder / "model" / WEIGHTS
+    try:
+        return checksum(read_tensors(path).tensors, {})
+    except ValueError as error:
+        raise _unreadable(folder, path) from error
 
 
 def _summary(folder: Path) -> dict[str, Any]:
+    path = folder / "summary.json"
+    if not path.is_file():
+        finish = f"finish it with `torchcaps train --resume {folder}`"
+        way = finish if (folder / "recipe.yaml").is_file() else "give the folder that `torchcaps train` named"
+        raise UserError(f"{folder} is no finished run: it has no summary.json; {way}")
     try:
-        return json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{folder} is no finished run: it has no summary.json that can be read") from error
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise _unreadable(folder, path) from error
+    if not isinstance(found, dict) or not isinstance(found.get("device"), str):
+        raise _unreadable(folder, path)
+    return found
+
+
+def _unreadable(folder: Path, path: Path) -> UserError:
+    state = "is not what a run writes there" if path.is_file() else "is not there"
+    return UserError(
+        f"{path} {state}, so there is nothing to compare with: remove {folder / 'summary.json'}, and "
+        f"`torchcaps train --resume {folder}` writes figures and model once more from the last checkpoint"
+    )
