@@ -78,7 +78,7 @@ def killed(folder: Path, count: int, chance: random.Random, usual: float) -> int
                 os.kill(process, signal.SIGKILL)
             code = ended(process)
             kills += code == -signal.SIGKILL
-            if code == 0 or kills == count:
+            if code == 0 or kills == count or (run / "summary.json").exists():  # killed when all was done
                 break
             lost += code != -signal.SIGKILL
         if not (run / "summary.json").exists():
