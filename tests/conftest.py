@@ -19,6 +19,7 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports Triton
 if os.environ.get("PYTEST_XDIST_WORKER"):
     torch.set_num_threads(1)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # nor do the processes that tests start wait for each other's threads
 
 
 INTERPRETED = ("test_fused.py", "test_em_fused.py", "test_squash_maps.py", "test_operators.py", "test_local.py")

@@ -528,6 +528,14 @@ def _device(name: str) -> Any:
 
 def main() -> NoReturn:
     """Run the command line; a user's mistake ends in one message and exit code 2."""
+    code = _run()
+    if team := sys.modules.get("torchcaps.train.team"):
+        team.leave(code)
+    sys.exit(code)
+
+
+def _run() -> int:
+    """The command's exit code."""
     debug = "--debug" in sys.argv
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     rank = os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0"))
@@ -535,14 +543,16 @@ def main() -> NoReturn:
     warnings.showwarning = lambda message, *rest, **more: err.print(f"note: {message}", markup=False, soft_wrap=True)
     try:
         app(arguments, prog_name="torchcaps")
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
     except UserError as error:
         if debug:
             raise
         if isinstance(error, LostProcess):
             err.quiet = rank not in ("0", "1")
         err.print(f"error: {error}", style="red", soft_wrap=True, highlight=False, markup=False)
-        sys.exit(2)
-    sys.exit(0)
+        return 2
+    return 0
 
 
 if __name__ == "__main__":

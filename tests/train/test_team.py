@@ -113,6 +113,21 @@ def wait_until(condition, process, seconds=120):
         time.sleep(0.02)
 
 
+FRAIL = """
+import atexit, os
+
+atexit.register(lambda: "MASTER_ADDR" in os.environ and os.abort())
+"""
+
+
+@pytest.fixture(scope="module")
+def frail(tmp_path_factory):
+    """An environment in which one of several processes aborts when Python takes itself down, as Gloo's threads may."""
+    folder = tmp_path_factory.mktemp("frail")
+    (folder / "sitecustomize.py").write_text(FRAIL)
+    return {"PYTHONPATH": str(folder)}
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """The run of one process."""
@@ -150,13 +165,13 @@ def killed(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_two_processes_one_of_which_dies_then_three_and_one(whole, killed, tmp_path):
+def test_two_processes_one_of_which_dies_then_three_and_one(whole, killed, frail, tmp_path):
     alone, three = tmp_path / "alone", tmp_path / "three"
     for folder in (alone, three):
         shutil.copytree(killed, folder)
     run.resume_run(alone, device="cpu")
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]
-    words, code = ended(started(*torchrun, *TRAIN, "--resume", str(three)), within=120)
+    words, code = ended(started(*torchrun, *TRAIN, "--resume", str(three), also=frail), within=120)
     assert code == 0, words
     assert json.loads((three / "summary.json").read_text())["processes"] == 3
     for other in (alone, three):
@@ -164,11 +179,11 @@ def test_two_processes_one_of_which_dies_then_three_and_one(whole, killed, tmp_p
 
 
 @pytest.mark.slow
-def test_weights_in_pieces_go_on_from_whole_ones_and_whole_ones_from_pieces(whole, killed, tmp_path):
+def test_weights_in_pieces_go_on_from_whole_ones_and_whole_ones_from_pieces(whole, killed, frail, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(killed, folder)
     before = saved_step(folder / "checkpoints")
-    process = started(*TRAIN, "--resume", str(folder), "--devices", "2", "--shard")
+    process = started(*TRAIN, "--resume", str(folder), "--devices", "2", "--shard", also=frail)
     wait_until(lambda: (saved_step(folder / "checkpoints") or 0) > before + 2, process)
     os.killpg(process.pid, signal.SIGTERM)
     words, code = ended(process, within=60)

@@ -9,6 +9,7 @@ writes.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
@@ -128,6 +129,19 @@ def asked_by_torchrun() -> tuple[int, int] | None:
         return None
     here, everywhere = int(os.environ["LOCAL_WORLD_SIZE"]), int(os.environ["WORLD_SIZE"])
     return here, max(1, everywhere // here)
+
+
+def leave(code: int) -> None:
+    """End this process at once if it is one of several; one that is alone ends as it likes.
+
+    While Python takes itself down, a thread of Gloo that still has a tensor to let go of aborts the process, and
+    whoever started it ends the others, of which the first may still be writing.
+    """
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def _about_others(error: RuntimeError) -> bool:

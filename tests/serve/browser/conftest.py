@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from urllib.parse import urlsplit
 
 import pytest
@@ -11,6 +12,14 @@ from driver import browsing, chromium, serving
 WATCH = """window.violations = [];
 document.addEventListener("securitypolicyviolation",
   (event) => violations.push(event.violatedDirective + " " + event.blockedURI));"""
+
+
+def slow_down(devtools):
+    """A browser on a weak machine far away, where a test that does not wait for what it looks at fails."""
+    devtools.send("Emulation.setCPUThrottlingRate", {"rate": 6})
+    devtools.send("Network.enable")
+    unlimited = {"downloadThroughput": -1, "uploadThroughput": -1}
+    devtools.send("Network.emulateNetworkConditions", {"offline": False, "latency": 150, **unlimited})
 
 
 def pytest_collection_modifyitems(items):
@@ -49,10 +58,14 @@ def open_page(server, browser, complaints):
         page = context.new_page()
         said, asked = [], []
         page.add_init_script(WATCH)
+        if os.environ.get("TORCHCAPS_SLOW_BROWSER"):
+            slow_down(context.new_cdp_session(page))
         page.on("console", lambda message: message.type in ("error", "warning") and said.append(message.text))
         page.on("pageerror", lambda error: said.append(str(error)))
         page.on("request", lambda request: asked.append(request.url))
         page.goto(f"{server}{path}" + (f"#{panel}" if path == "/" else ""))
+        if path == "/":  # loaded is not ready: the page first asks for the models
+            page.wait_for_selector("body[data-panel]")
         opened.append((context, page, said, asked))
         return page
 

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 
 try:
     from playwright.sync_api import expect, sync_playwright
+
+    expect.set_options(timeout=15_000)  # as long as `open_page` waits for what is clicked: machines may be busy
 except ModuleNotFoundError:  # then the tests of the browser are skipped, and say so
     expect = sync_playwright = None
 

@@ -94,7 +94,7 @@ def test_undo_clear_and_brush(page):
 
 def test_every_example_is_what_it_says(page):
     examples = page.locator("#examples button")
-    assert examples.count() == 30
+    expect(examples).to_have_count(30)
     for index in range(30):
         examples.nth(index).click()
         wins(page, index % 10)

@@ -194,6 +194,19 @@ def test_motion_only_where_it_is_welcome(open_page):
         assert page.evaluate(duration) == expected
 
 
+def test_a_tab_chosen_before_the_models_are_known_comes_to_the_front(open_page):
+    page = open_page()
+    held = []
+    page.route("**/api/model", lambda route: held.append(route))
+    page.reload()
+    page.get_by_role("tab", name="Pose").click()
+    while not held:
+        page.wait_for_timeout(20)
+    assert page.get_attribute("body", "data-panel") is None
+    held[0].continue_()
+    ready(page, "pose")
+
+
 def test_the_page_is_light(open_page, server):
     page = open_page()
     sizes = {}

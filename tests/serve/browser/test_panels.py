@@ -33,7 +33,7 @@ def test_a_slider_moves_the_reconstruction_and_reset_brings_it_back(open_page):
     page = open_page("pose")
     becomes(page, "#pose-redrawn", "static/blank.svg")
     first = source(page, "#pose-redrawn")
-    assert page.locator("#pose-sliders input").count() == 16
+    expect(page.locator("#pose-sliders input")).to_have_count(16)
     page.locator("#pose-4").fill("0.25")
     becomes(page, "#pose-redrawn", first)
     page.get_by_role("button", name="Reset").click()
@@ -61,7 +61,7 @@ def test_the_sweep_shows_every_dimension(open_page):
         308,
         448,
     ]
-    assert page.locator(".sweep li").count() == 16
+    expect(page.locator(".sweep li")).to_have_count(16)
     before = source(page, "#pose-redrawn")
     box = strip.bounding_box()
     strip.click(position={"x": box["width"] * 10.5 / 11, "y": box["height"] * 2.5 / 16})  # third row, last column
@@ -261,7 +261,8 @@ def test_the_tab_key_leads_to_what_is_shown(open_page):
     words = page.inner_text("#part-title").replace(",", "").split()
     kind, row, column = (int(words[words.index(word) + 1]) for word in ("type", "row", "column"))
     stops = [page.locator(f"{host} [tabindex='0']") for host in ("#routing-classes", "#places", "#types")]
-    assert [stop.count() for stop in stops] == [1, 1, 1]
+    for stop in stops:
+        expect(stop).to_have_count(1)
     assert stops[0].inner_text().startswith("5")
     assert stops[1].get_attribute("aria-label") == f"row {row}, column {column}"
     assert stops[2].get_attribute("aria-label") == f"type {kind}"

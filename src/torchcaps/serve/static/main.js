@@ -29,6 +29,12 @@ async function describe() {
 }
 
 async function start() {
+  // A tab that is chosen before the models are known is in front when they are: the address keeps it.
+  const tabs = NAMES.map((name) => $(`tab-${name}`));
+  let front = null;
+  const choose = (name) => { if (front !== name) location.hash = name; };
+  tabs.forEach((tab, i) => tab.addEventListener("click", () => choose(NAMES[i])));
+
   const { models } = await describe();
   const byRole = (role) => models.find((model) => model.role === role) ?? null;
   const page = {
@@ -43,7 +49,6 @@ async function start() {
 
   const panels = { draw: drawPanel(page), pose: posePanel(page), routing: routingPanel(page),
     overlap: overlapPanel(page), transform: transformPanel(page) };
-  let front = null;
 
   function failed(error) {
     if (error instanceof Away) serverBack(trouble).then(again);
@@ -106,8 +111,8 @@ async function start() {
   exampleSheet($("examples"), [0, 1, 2], (digit, hand) => pad.replace(exampleMarks(digit, hand)));
 
   // The tabs. The address keeps the one in front, so that it can be linked to and survives a reload.
-  const tabs = NAMES.map((name) => $(`tab-${name}`));
   const focus = roving(tabs);
+  tabs.forEach((tab, i) => tab.addEventListener("focus", () => choose(NAMES[i])));
   function bring(name) {
     front = name;
     NAMES.forEach((other, i) => {
@@ -119,11 +124,6 @@ async function start() {
     $("desk").hidden = name === "overlap";
     panels[name].answered();
   }
-  tabs.forEach((tab, i) => {
-    const choose = () => { if (front !== NAMES[i]) location.hash = NAMES[i]; };
-    tab.addEventListener("click", choose);
-    tab.addEventListener("focus", choose);
-  });
   const fromAddress = () => bring(NAMES.includes(location.hash.slice(1)) ? location.hash.slice(1) : "draw");
   addEventListener("hashchange", fromAddress);
 
