@@ -121,6 +121,8 @@ def test_masks_of_other_sizes_are_drawn_if_that_is_asked_for(call, models, tmp_p
         (["generate", "MODEL", "GREYS"], "class ids are 0 to 1, or 0 and 255 alone"),
         (["generate", "MODEL", "MASK", "ODD"], "odd.png is 12×32"),
         (["generate", "MODEL", "MASK", "--n", "0"], "greater than or equal to 1"),
+        (["generate", "MODEL", "MASK", "--n", "2", "--interpolate", "0", "1"], "--n is for single images"),
+        (["generate", "MODEL", "MASK", "--frames", "4"], "--frames is for films"),
         (["generate", "MODEL", "MASK", "--interpolate", "0", "1", "--frames", "1"], "greater than or equal to 2"),
         (["generate", "MODEL", "MASK", "--interpolate", "0", "-1"], "numbered from 0 on"),
         (["generate", "MODEL", "MASK", "MASK"], "several masks are called"),

@@ -381,13 +381,17 @@ def generate(
     model: Model,
     masks: Annotated[list[Path], typer.Argument(help="Mask files: the label maps to draw.")],
     out_: Annotated[Path, typer.Option("--out", help="Folder for the images.")],
-    n: Annotated[int, typer.Option("--n", help="Images of each mask, by as many noise vectors.", min=1)] = 4,
+    n: Annotated[
+        int | None, typer.Option("--n", help="Images of each mask, by as many noise vectors; 4 if not given.", min=1)
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of the noise: the same seed gives the same files.", min=0)] = 0,
     interpolate: Annotated[
         tuple[int, int] | None,
         typer.Option(help="Instead, a film from one noise vector to another, by their numbers.", metavar="Z1 Z2"),
     ] = None,
-    frames: Annotated[int, typer.Option(help="With --interpolate: images of the film.", min=2)] = 16,
+    frames: Annotated[
+        int | None, typer.Option(help="With --interpolate: images of the film; 16 if not given.", min=2)
+    ] = None,
     any_size: AnySize = False,
     device: Device = "cpu",
     as_json: AsJson = False,
@@ -396,13 +400,17 @@ def generate(
     import torchcaps
     from torchcaps.generate import drawing_model, generate_files, interpolate_files
 
+    if interpolate is None and frames is not None:
+        raise UserError("--frames is for films: give --interpolate Z1 Z2 as well, or --n for so many images")
+    if interpolate is not None and n is not None:
+        raise UserError("--n is for single images: leave it away, or --interpolate; a film has --frames")
     loaded = drawing_model(torchcaps.load(model, _device(device)))
     if interpolate is None:
-        answers = generate_files(loaded, masks, out_, n, seed, any_size)
+        answers = generate_files(loaded, masks, out_, n or 4, seed, any_size)
     else:
         if min(interpolate) < 0:
             raise UserError(f"--interpolate {interpolate[0]} {interpolate[1]}: noise vectors are numbered from 0 on")
-        answers = interpolate_files(loaded, masks, out_, interpolate, frames, seed, any_size)
+        answers = interpolate_files(loaded, masks, out_, interpolate, frames or 16, seed, any_size)
     if as_json:
         print(json.dumps(answers, indent=2))
         return

@@ -165,6 +165,8 @@ def main() -> None:
     from targets import TARGETS
 
     names = arguments.only or list(TARGETS)
+    if unknown := set(names) - set(TARGETS):
+        parser.error(f"--only {' '.join(sorted(unknown))}: the parsers are {', '.join(TARGETS)}")
     if not GUIDED:
         print("atheris is not installed: changes are drawn at random, not by what they reach")
     print(f"{'parser':16}{'cases':>10}{'accepted':>10}{'seconds':>10}{'peak MiB':>10}{'uncaught':>10}  engine")

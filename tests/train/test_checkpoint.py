@@ -154,17 +154,29 @@ def test_every_format_has_a_way_to_the_newest():
     assert [*known, checkpoint.FORMAT] == [str(number) for number in range(1, len(known) + 2)]
 
 
-@pytest.mark.parametrize("call", ["save_file", "os.fsync", "os.replace"])
+@pytest.mark.parametrize("call", ["models.tensors.save_file", "models.tensors.os.fsync", "train.checkpoint.os.replace"])
 def test_a_full_disk_leaves_what_was_there(two, monkeypatch, call):
     def full(*arguments, **more):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     before = {name: (two / name).read_bytes() for name in (LAST, PREVIOUS)}
     with monkeypatch.context() as patch:
-        patch.setattr(f"torchcaps.train.checkpoint.{call}", full)
+        patch.setattr(f"torchcaps.{call}", full)
         with pytest.raises(UserError, match="No space left on device"):
             save_checkpoint(state(7, step=7), two)
     assert {path.name: path.read_bytes() for path in two.iterdir()} == before
+
+
+@pytest.mark.skipif(os.name == "nt", reason="files have no such modes there")
+def test_whoever_may_read_other_files_may_read_a_checkpoint(tmp_path):
+    before = os.umask(0o027)
+    try:
+        (tmp_path / "recipe.yaml").touch()
+        save_checkpoint(state(), tmp_path)
+    finally:
+        os.umask(before)
+    modes = {path.name: oct(path.stat().st_mode & 0o777) for path in tmp_path.iterdir()}
+    assert modes == {"recipe.yaml": "0o640", LAST: "0o640"}
 
 
 def test_a_power_cut_between_the_two_moves_leaves_the_previous_one(two, monkeypatch):

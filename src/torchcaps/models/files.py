@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
 from torchcaps._version import __version__
 from torchcaps.errors import UserError, did_you_mean
 from torchcaps.models.base import ImageModel
 from torchcaps.models.plan import checked_arguments, fitted, planned
 from torchcaps.models.registry import CLASSES
-from torchcaps.models.tensors import Unreadable, checksum, flush, read_json, read_tensors
+from torchcaps.models.tensors import Unreadable, checksum, flush, read_json, read_tensors, write_tensors
 
 WEIGHTS = "model.safetensors"
 FORMAT = "1"
@@ -73,10 +72,8 @@ def write_model(model: ImageModel, folder: Path, dtype: torch.dtype | None = Non
         name: tensor.detach().to("cpu", dtype if tensor.is_floating_point() else None).contiguous()
         for name, tensor in model.state_dict().items()
     }
-    metadata = {"format": "pt", "torchcaps": text}
-    metadata["checksum"] = checksum(tensors, metadata)
     for name, write in (
-        (WEIGHTS, lambda path: save_file(tensors, path, metadata)),
+        (WEIGHTS, lambda path: write_tensors(path, tensors, {"format": "pt", "torchcaps": text})),
         ("config.json", lambda path: path.write_text(text + "\n", encoding="utf-8")),
     ):
         aside = folder / f".{name}.{os.getpid()}"

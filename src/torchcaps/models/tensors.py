@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Iterable
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from torchcaps.bounded import size_of
@@ -51,6 +53,15 @@ def read_tensors(path: Path) -> TensorFile:
     except Exception as error:
         # SafetensorError, or of a type that PyTorch has no name for, an AttributeError
         raise Unreadable(str(error) or type(error).__name__) from error
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: Metadata) -> None:
+    """All of a file, with its checksum, on the disk when this returns."""
+    path.touch()
+    usual = stat.S_IMODE(path.stat().st_mode)
+    save_file(tensors, path, {**metadata, "checksum": checksum(tensors, metadata)})
+    path.chmod(usual)  # the library's files are for their owner alone; whoever may read the others may read this one
+    flush(path)
 
 
 def read_json(text: str, finite: bool = True) -> Any:

@@ -19,12 +19,20 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from torchcaps.errors import UserError
 from torchcaps.models import Discriminator, ImageModel
-from torchcaps.models.tensors import Metadata, Unavailable, Unreadable, checksum, flush, read_json, read_tensors
+from torchcaps.models.tensors import (
+    Metadata,
+    Unavailable,
+    Unreadable,
+    checksum,
+    flush,
+    read_json,
+    read_tensors,
+    write_tensors,
+)
 from torchcaps.train.pieces import in_pieces, like, whole
 
 log = logging.getLogger("torchcaps")
@@ -125,12 +133,9 @@ def save_checkpoint(state: State, folder: Path) -> None:
     tensors, text = dict(_flatten(state)), json.dumps({name: getattr(state, name) for name in _PLAIN})
     if broken := [name for name, tensor in tensors.items() if not tensor.isfinite().all()]:
         raise UserError(f"{broken[0]} is no number in step {state.step}: it does not replace the last checkpoint")
-    metadata = {"format": FORMAT, "state": text}
-    metadata["checksum"] = checksum(tensors, metadata)
     aside = folder / f".{LAST}.{os.getpid()}"
     try:
-        save_file(tensors, aside, metadata)
-        flush(aside)
+        write_tensors(aside, tensors, {"format": FORMAT, "state": text})
         if (folder / LAST).is_file():
             os.replace(folder / LAST, folder / PREVIOUS)
         os.replace(aside, folder / LAST)
