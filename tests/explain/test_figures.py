@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from torchcaps import explain
-from torchcaps.explain.style import names_of, pixels, shorten
+from torchcaps.explain.style import Tile, names_of, new_figure, pixels, shorten, show_tiles
 from torchcaps.models import create_model
 
 
@@ -35,13 +35,41 @@ def test_capsule_figures(channels, batch, tmp_path):
     images, names = torch.rand(batch, channels, 13, 17), ["cat", "dog", "$\\bad{$ \n name"]
     result = explain.reconstructions(model, images, torch.zeros(batch, dtype=torch.long))
     figure = explain.figure_reconstructions(images, result, names, limit=5)
-    assert len(figure.axes) == 4 * min(batch, 5)
+    assert len(figure.axes[0].images) == 4 * min(batch, 5)
     assert drawn(figure, tmp_path).std() > 10
     heat = explain.maps_on_image(model, explain.routing_maps(model, images)[:, 0])
     routed = explain.figure_routing(images[0], heat, result.lengths[0], torch.tensor([2.5, 1.25, 0.5]), names, top=2)
     assert "Iteration 2\nentropy 1.250" in words(routed)
-    assert len(routed.axes) == 3 * 3 + 1  # input and two classes, three iterations, the colour bar
+    assert len(routed.axes[0].images) == 1 + 3 * 2  # the input, and two classes in three iterations
+    assert len(routed.axes) == 2  # with the colour bar
     assert drawn(routed, tmp_path).std() > 10
+
+
+def test_every_tile_stands_in_its_place_as_it_is_with_its_label_above():
+    figure = new_figure(4, 4)
+    tall, wide = torch.full((1, 8, 4), 0.25), np.full((4, 8, 3), 0.75)
+    rows = [[Tile(tall, "tall"), None], [Tile(wide, "two\nlines", "red"), Tile(tall)]]
+    axes = show_tiles(figure, rows, ["first", "second"], side=1)
+    first, second, third = axes.images
+    assert [float(image.get_array().mean()) for image in axes.images] == [0.25, 0.75, 0.25]
+    boxes = []
+    for image, aspect in ((first, 2), (second, 0.5), (third, 2)):
+        left, right, bottom, top = image.get_extent()
+        assert (bottom - top) / (right - left) == pytest.approx(aspect)
+        boxes.append((left, right, top, bottom))
+    assert boxes[0][3] < boxes[1][2]  # below one another,
+    assert boxes[1][1] < boxes[2][0]  # and beside
+    figure.draw_without_rendering()
+    places = {text.get_text(): text.get_window_extent() for text in axes.texts}
+    frame = figure.get_window_extent()
+    assert set(places) == {"tall", "two\nlines", "first", "second"}
+    for place in places.values():
+        assert frame.x0 <= place.x0
+        assert place.y1 <= frame.y1
+    assert places["two\nlines"].y1 < places["tall"].y0
+    for name, image in (("tall", first), ("two\nlines", second)):
+        assert places[name].y0 >= image.get_window_extent().y1  # no label lies on an image
+    assert places["first"].x1 <= first.get_window_extent().x0
 
 
 def test_sweep_tiles_stand_in_their_row_and_column():

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchcaps.explain.style import STYLE, aspect_of, image_axes, names_of, new_figure, plain_axes, shorten
+from torchcaps.explain.style import STYLE, Tile, aspect_of, names_of, new_figure, plain_axes, shorten, show_tiles
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -133,15 +133,15 @@ def figure_mistakes(
     figure = new_figure(1.7 * columns, rows * (1.6 * aspect_of(images) + 0.38) + (0.4 if title else 0), title)
     if not shown:
         return _only_words(figure, "No mistakes.")
-    for position, axes in enumerate(figure.subplots(rows, columns, squeeze=False).flat):
-        if position >= shown:
-            axes.set_axis_off()
-            continue
+    tiles: list[Tile | None] = []
+    for position in range(shown):
         answer = predicted[position].cpu()
         label = f"true {names_of(true[position].cpu(), class_names, 13)}\nsaid {names_of(answer, class_names, 13)}"
         if answer.ndim == 0:
             label += f" ({float(lengths[position, int(answer)]):.2f})"
-        image_axes(axes, images[position], label)
+        tiles.append(Tile(images[position], label))
+    tiles += [None] * (rows * columns - shown)
+    show_tiles(figure, [tiles[start : start + columns] for start in range(0, len(tiles), columns)], side=1.5)
     return figure
 
 

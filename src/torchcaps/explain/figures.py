@@ -11,7 +11,17 @@ from torch import Tensor
 from torch.nn import functional
 
 from torchcaps.explain.reconstruct import Reconstructions
-from torchcaps.explain.style import STYLE, aspect_of, image_axes, names_of, new_figure, pixels, plain_axes, shorten
+from torchcaps.explain.style import (
+    STYLE,
+    Tile,
+    aspect_of,
+    names_of,
+    new_figure,
+    pixels,
+    plain_axes,
+    shorten,
+    show_tiles,
+)
 from torchcaps.explain.sweep import SWEEP
 
 if TYPE_CHECKING:
@@ -37,18 +47,19 @@ def figure_reconstructions(
         kinds.insert(0, ("True class", drawn.true, drawn.from_true))
     columns = min(len(images), limit)
     lengths = drawn.lengths.detach().cpu()
-    figure = new_figure(max(4.4, 1 + 0.95 * columns), (1 + len(kinds)) * (0.95 * aspect_of(images) + 0.35) + 0.5, title)
-    grid = figure.subplots(1 + len(kinds), columns, squeeze=False)
-    for column in range(columns):
-        image_axes(grid[0, column], images[column])
-        for row, (_, classes, pictures) in enumerate(kinds, start=1):
+    height = (1 + len(kinds)) * (0.85 * aspect_of(images) + 0.1) + 0.3 * len(kinds)
+    figure = new_figure(max(4.4, 0.5 + 0.95 * columns), height + (0.5 if title else 0.1), title)
+    rows = [[Tile(image) for image in images[:columns]]]
+    for kind, classes, pictures in kinds:
+        row = []
+        for column in range(columns):
             chosen = classes[column].cpu()
             long = lengths[column][chosen].tolist()
             label = f"{names_of(chosen, class_names, 12)}\n{', '.join(f'{value:.2f}' for value in long[:3])}"
-            missed = drawn.true is not None and row == 2 and not torch.equal(chosen, drawn.true[column].cpu())
-            image_axes(grid[row, column], pictures[column], label, STYLE["second"] if missed else None)
-    for row, name in enumerate(["Input", *(kind[0] for kind in kinds)]):
-        grid[row, 0].set_ylabel(name, fontsize=STYLE["text"], color=STYLE["ink"])
+            right = kind != "Predicted class" or drawn.true is None or torch.equal(chosen, drawn.true[column].cpu())
+            row.append(Tile(pictures[column], label, None if right else STYLE["second"]))
+        rows.append(row)
+    show_tiles(figure, rows, ["Input", *(f"{kind.split()[0]}\nclass" for kind, _, _ in kinds)])
     return figure
 
 
@@ -106,20 +117,20 @@ def figure_routing(
     scale = ScalarMappable(PowerNorm(2, 0, max(float(heat[:, chosen].max()), 1e-12)), STYLE["heat"])
     width, height = 1.7 * (1 + len(chosen)) + 0.9, R * 1.6 * aspect_of(image) + 0.9
     figure = new_figure(max(width, 4.8), height, title)
-    grid = figure.subplots(R, 1 + len(chosen), squeeze=False)
-    for row in range(R):
-        image_axes(grid[row, 0], image if row == 0 else None, "Input" if row == 0 else "")
-        for column, index in enumerate(chosen, start=1):
-            name = shorten(str(index) if class_names is None else class_names[index])
-            axes = image_axes(
-                grid[row, column], None, f"{name}\nlength {float(lengths[index]):.2f}" if row == 0 else ""
-            )
-            axes.imshow(_glow(image, heat[row, index], scale))
-        words = f"Iteration {row + 1}"
-        if entropies is not None:
-            words += f"\nentropy {float(entropies[row]):.3f}"
-        grid[row, 0].set_ylabel(words, fontsize=STYLE["text"], color=STYLE["ink"])
-    bar = figure.colorbar(scale, ax=list(grid.flat), shrink=0.6, pad=0.02, ticks=MaxNLocator(4))
+    names = [shorten(str(index) if class_names is None else class_names[index]) for index in chosen]
+    heads = [f"{name}\nlength {float(lengths[index]):.2f}" for name, index in zip(names, chosen)]
+    rows = [
+        [
+            Tile(image, "Input") if row == 0 else None,
+            *(Tile(_glow(image, heat[row, j], scale), "" if row else head) for j, head in zip(chosen, heads)),
+        ]
+        for row in range(R)
+    ]
+    words = [f"Iteration {row + 1}" for row in range(R)]
+    if entropies is not None:
+        words = [f"{each}\nentropy {float(entropies[row]):.3f}" for row, each in enumerate(words)]
+    axes = show_tiles(figure, rows, words, side=1.5)
+    bar = figure.colorbar(scale, ax=axes, shrink=0.6, pad=0.02, ticks=MaxNLocator(4))
     bar.set_label("Coupling × child's length", fontsize=STYLE["small"], color=STYLE["ink"])
     bar.ax.tick_params(labelsize=STYLE["small"], colors=STYLE["quiet"], length=2)
     bar.outline.set_visible(False)

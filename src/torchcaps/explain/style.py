@@ -6,7 +6,7 @@ import io
 import textwrap
 import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -65,6 +65,57 @@ def image_axes(axes: Axes, image: Tensor | None = None, label: str = "", colour:
     if label:
         axes.set_title(label, fontsize=STYLE["small"], color=colour or STYLE["ink"], pad=3)
     return axes
+
+
+class Tile(NamedTuple):
+    """One of many images in a figure: (C, H, W), or (H, W, 3) as it is; its label stands above it."""
+
+    image: Tensor | np.ndarray
+    label: str = ""
+    colour: str | None = None
+
+
+def show_tiles(
+    figure: Figure, rows: Sequence[Sequence[Tile | None]], names: Sequence[str] = (), side: float = 0.85
+) -> Axes:
+    """Rows of images, `side` inches wide, with a name left of each row. Axes for each image would take ten times as
+    long to draw; here they share one pair, measured in inches."""
+    from matplotlib.patches import Rectangle
+
+    axes = image_axes(figure.subplots())
+    shown = [tile.image for row in rows for tile in row if tile is not None]
+    high, gap, line = side * max(map(_aspect, shown)), 0.1, STYLE["small"] / 72 * 1.3
+    bottom = 0.0
+    for number, row in enumerate(rows):
+        lines = max((tile.label.count("\n") + 1 for tile in row if tile is not None and tile.label), default=0)
+        top = bottom + gap + line * lines
+        bottom = top + high
+        for column, tile in enumerate(row):
+            if tile is None:
+                continue
+            wide, tall = side * min(1, high / side / _aspect(tile.image)), min(high, side * _aspect(tile.image))
+            left, above = column * (side + gap) + (side - wide) / 2, top + (high - tall) / 2
+            image = pixels(tile.image) if isinstance(tile.image, Tensor) else tile.image
+            place = (left, left + wide, above + tall, above)
+            axes.imshow(image, cmap="gray", vmin=0, vmax=1, interpolation="nearest", extent=place)
+            edge = tile.colour or STYLE["faint"]
+            axes.add_patch(Rectangle((left, above), wide, tall, fill=False, edgecolor=edge, linewidth=0.8))
+            if tile.label:
+                about = {"fontsize": STYLE["small"], "color": tile.colour or STYLE["ink"]}
+                axes.text(left + wide / 2, above - 0.03, tile.label, ha="center", va="bottom", **about)
+        if number < len(names):
+            about = {"fontsize": STYLE["text"], "color": STYLE["ink"], "rotation": 90}
+            axes.text(-0.08, top + high / 2, names[number], ha="right", va="center", multialignment="center", **about)
+    columns = max(map(len, rows))
+    room = max((0.1 + STYLE["text"] / 72 * 1.3 * (name.count("\n") + 1) for name in names), default=0.01)
+    axes.set_xlim(-room, columns * (side + gap) - gap + 0.01)
+    axes.set_ylim(bottom + 0.01, 0)
+    return axes
+
+
+def _aspect(image: Tensor | np.ndarray) -> float:
+    height, width = image.shape[-2:] if isinstance(image, Tensor) else image.shape[:2]
+    return height / width
 
 
 def pixels(image: Tensor) -> np.ndarray:
