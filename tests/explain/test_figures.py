@@ -72,6 +72,19 @@ def test_every_tile_stands_in_its_place_as_it_is_with_its_label_above():
     assert places["first"].x1 <= first.get_window_extent().x0
 
 
+def test_images_of_any_shape_leave_room_for_their_labels():
+    for shape in ((1, 90, 3), (1, 3, 90)):
+        images = torch.rand(3, *shape)
+        figure = explain.figure_mistakes(images, torch.arange(3), torch.arange(3), torch.rand(3, 3), limit=3)
+        figure.draw_without_rendering()
+        (axes,) = figure.axes
+        for text, image in zip(axes.texts, axes.images):
+            assert text.get_window_extent().y0 >= image.get_window_extent().y1
+            assert text.get_window_extent().y1 <= figure.get_window_extent().y1
+            left, right, bottom, top = image.get_extent()
+            assert (bottom - top) / (right - left) == pytest.approx(shape[1] / shape[2])
+
+
 def test_sweep_tiles_stand_in_their_row_and_column():
     swept = torch.zeros(3, 2, 1, 8, 8)
     swept[2, 1] = 0.5

@@ -42,9 +42,9 @@ def figure_reconstructions(
     images  (B, C, H, W); the first `limit` are shown
     drawn   what `reconstructions` gave for them
     """
-    kinds = [("Predicted class", drawn.predicted, drawn.from_predicted), ("Wrong class", drawn.wrong, drawn.from_wrong)]
+    kinds = [("Predicted", drawn.predicted, drawn.from_predicted), ("Wrong", drawn.wrong, drawn.from_wrong)]
     if drawn.true is not None and drawn.from_true is not None:
-        kinds.insert(0, ("True class", drawn.true, drawn.from_true))
+        kinds.insert(0, ("True", drawn.true, drawn.from_true))
     columns = min(len(images), limit)
     lengths = drawn.lengths.detach().cpu()
     height = (1 + len(kinds)) * (0.85 * aspect_of(images) + 0.1) + 0.3 * len(kinds)
@@ -56,10 +56,10 @@ def figure_reconstructions(
             chosen = classes[column].cpu()
             long = lengths[column][chosen].tolist()
             label = f"{names_of(chosen, class_names, 12)}\n{', '.join(f'{value:.2f}' for value in long[:3])}"
-            right = kind != "Predicted class" or drawn.true is None or torch.equal(chosen, drawn.true[column].cpu())
+            right = kind != "Predicted" or drawn.true is None or torch.equal(chosen, drawn.true[column].cpu())
             row.append(Tile(pictures[column], label, None if right else STYLE["second"]))
         rows.append(row)
-    show_tiles(figure, rows, ["Input", *(f"{kind.split()[0]}\nclass" for kind, _, _ in kinds)])
+    show_tiles(figure, rows, ["Input", *(f"{kind}\nclass" for kind, _, _ in kinds)])
     return figure
 
 

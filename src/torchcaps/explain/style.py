@@ -29,6 +29,8 @@ STYLE: dict[str, Any] = {
     "heat": "inferno",
 }
 
+TALLEST = 3.0  # height over width that a page holds
+
 
 def new_figure(width: float, height: float, title: str = "") -> Figure:
     """An empty figure, in inches, that lays itself out; the title is wrapped to its width."""
@@ -78,13 +80,13 @@ class Tile(NamedTuple):
 def show_tiles(
     figure: Figure, rows: Sequence[Sequence[Tile | None]], names: Sequence[str] = (), side: float = 0.85
 ) -> Axes:
-    """Rows of images, `side` inches wide, with a name left of each row. Axes for each image would take ten times as
-    long to draw; here they share one pair, measured in inches."""
+    """Rows of images, `side` inches wide, with a name left of each row; all on one pair of axes, measured in inches,
+    as axes for each image would take longer to draw."""
     from matplotlib.patches import Rectangle
 
     axes = image_axes(figure.subplots())
     shown = [tile.image for row in rows for tile in row if tile is not None]
-    high, gap, line = side * max(map(_aspect, shown)), 0.1, STYLE["small"] / 72 * 1.3
+    high, gap, line = side * min(TALLEST, max(map(_aspect, shown))), 0.1, STYLE["small"] / 72 * 1.3
     bottom = 0.0
     for number, row in enumerate(rows):
         lines = max((tile.label.count("\n") + 1 for tile in row if tile is not None and tile.label), default=0)
@@ -126,7 +128,7 @@ def pixels(image: Tensor) -> np.ndarray:
 
 def aspect_of(images: Tensor) -> float:
     """Height over width of (…, H, W), kept within what a page can hold."""
-    return min(3.0, max(1 / 3, images.shape[-2] / images.shape[-1]))
+    return min(TALLEST, max(1 / TALLEST, _aspect(images)))
 
 
 def shorten(name: object, room: int = 16) -> str:
