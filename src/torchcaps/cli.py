@@ -282,7 +282,7 @@ def reproduce(
         Path, typer.Option(help="Folder of the runs; those that are finished are not trained again.")
     ] = Path("runs/reproduce"),
     side_by_side: Annotated[
-        int | None, typer.Option(help="Runs at a time; 4 on a GPU, 1 on a CPU if not given.", min=1)
+        int | None, typer.Option(help="Runs at a time; 5 on a GPU, 1 on a CPU if not given.", min=1)
     ] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Override a setting: train.epochs=3")] = None,
     device: Device = "auto",

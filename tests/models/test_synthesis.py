@@ -177,3 +177,24 @@ def test_spectral_norm_bounds_every_layer():
     for layer in judge.layers:
         if hasattr(layer, "weight"):
             assert torch.linalg.matrix_norm(layer.weight.flatten(1), 2) < 1.05
+
+
+def test_instance_norm_keeps_differences_from_fading():
+    torch.manual_seed(0)
+    seen = torch.randn(2, 2, 64, 64)
+    plain, normed = (Discriminator(2, channels=8, spectral_norm=False, instance_norm=on) for on in (False, True))
+    first, *others, last = (each.std() for each in plain.noticed(seen))
+    assert last < first / 10
+    first, *others, last = (each.std() for each in normed.noticed(seen))
+    assert all(each > first for each in others)
+    assert last > first / 2
+
+
+def test_instance_norm_is_for_each_image_by_itself_and_not_for_the_first_or_last_layer():
+    judge = Discriminator(2, channels=3, depth=2, instance_norm=True)
+    kinds = [type(layer).__name__.removeprefix("Parametrized") for layer in judge.layers]
+    normed = ["Conv2d", "InstanceNorm2d", "LeakyReLU"]
+    assert kinds == ["Conv2d", "LeakyReLU", *normed, *normed, "Conv2d"]
+    judge.eval()
+    one, other = torch.rand(1, 2, 32, 32), torch.rand(1, 2, 32, 32)
+    assert torch.allclose(judge(torch.cat([one, other]))[:1], judge(one), atol=1e-6)

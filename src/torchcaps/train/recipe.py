@@ -110,6 +110,7 @@ class DiscriminatorSection(Section):
     channels: int = Field(64, ge=1)
     depth: int = Field(3, ge=1)  # halvings: 3 for patches of 70×70, 2 for 34×34, 1 for 16×16
     spectral_norm: bool = True
+    instance_norm: bool = False
     lr: float = Field(1.0, gt=0)  # its learning rate, as a multiple of the generator's
 
 
