@@ -16,7 +16,7 @@ class Discriminator(nn.Module):
     depth          halvings: 3 for patches of 70×70 pixels, 2 for 34×34, 1 for 16×16
     spectral_norm  bound how steep each layer is (Miyato et al. 2018), so that training is stable
     instance_norm  bring what each layer but the first and the last finds to mean 0 and deviation 1 within an image, so
-                   that differences do not fade from layer to layer and the discriminator learns more quickly
+                   that differences do not fade from layer to layer
     """
 
     def __init__(

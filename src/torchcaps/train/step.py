@@ -14,7 +14,7 @@ from torch import Tensor
 log = logging.getLogger("torchcaps")
 
 # Convolution algorithms to try out, those first that cuDNN expects most of. Others take up to a second a call, and
-# beside other runs on the same GPU, which disturb the clock, one of them may seem the quickest.
+# other runs on the same GPU disturb the clock by which they are compared.
 TRIED = 4
 WARM_UP = 3  # steps taken as they are before recording: kernels are compiled and moments allocated in them
 
