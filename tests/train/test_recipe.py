@@ -60,6 +60,12 @@ def test_mistake_is_named(override, message):
         load_recipe("digits", [override])
 
 
+def test_a_setting_that_is_gone_is_passed_over_where_it_was_off():
+    assert load_recipe("mnist-best", ["optim.linear=no"]) == load_recipe("mnist-best")
+    with pytest.raises(UserError, match=r"optim\.linear"):
+        load_recipe("mnist-best", ["optim.linear=yes"])
+
+
 def test_unknown_recipe_suggests_the_nearest():
     with pytest.raises(UserError, match="did you mean 'digits'"):
         load_recipe("digit")

@@ -15,7 +15,6 @@ from torchcaps.layers.routings import ROUTINGS
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # a quintic that takes singular values in (0, 1] to about 1 in five rounds
 ROUNDS = 5
-LARGE = 512  # rows from which rounds in float32 may take longer than all else of a training step
 LIKE_ADAM = 0.2  # root mean square of a step of Adam, in learning rates
 
 
@@ -48,51 +47,54 @@ class Muon(torch.optim.AdamW):
             state["mean"], state["step"] = torch.zeros_like(weight), torch.zeros(())  # AdamW looks for the latter
         if bad is not None:
             gradient = torch.where(bad > 0, state["mean"], gradient)  # the mean stays, and stays a number
+            rate = rate * (1 - bad)
         state["mean"].lerp_(gradient, 1 - momentum)
         ahead = gradient.lerp(state["mean"], momentum)
-        columns = tuple(axis for axis in range(weight.ndim) if axis not in group["rows"])
-        order = (*group["rows"], *columns)
-        sides = [ahead.shape[axis] for axis in order]
-        rows = math.prod(sides[: len(group["rows"])])
-        turned = orthogonal(ahead.permute(order).reshape(rows, -1))
-        back = sorted(range(weight.ndim), key=order.__getitem__)
-        scale = LIKE_ADAM * math.sqrt(max(turned.shape))
-        if bad is not None:
-            rate = rate * (1 - bad)
-        weight.mul_(1 - rate * group["weight_decay"])
-        weight.sub_(turned.reshape(sides).permute(back) * (rate * scale))
+        if group["weight_decay"]:
+            weight.mul_(1 - rate * group["weight_decay"])
+        order = _matrix_order(weight, group["rows"])
+        matrix = ahead.permute(order).flatten(0, len(group["rows"]) - 1).flatten(1)
+        left, right = factors(matrix, rate * LIKE_ADAM * math.sqrt(max(matrix.shape)))
+        target = weight.permute(order)
+        if target.is_contiguous():
+            target.view(matrix.shape).addmm_(left, right, alpha=-1)
+        else:
+            target.sub_((left @ right).view(target.shape))
+
+
+def _matrix_order(weight: Tensor, rows: tuple[int, ...]) -> tuple[int, ...]:
+    """The axes of a weight, rows first; columns as they lie in memory, so that a convolution's need not be copied."""
+    columns = [axis for axis in range(weight.ndim) if axis not in rows]
+    return (*rows, *sorted(columns, key=weight.stride, reverse=True))
 
 
 def orthogonal(matrix: Tensor) -> Tensor:
     """About the nearest matrix whose singular values are all 1, by products alone."""
-    x = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
-    x = x / x.norm().clamp_min(1e-7)
-    wide = x.shape[1] >= 4 * x.shape[0]
-    x = in_rounds(x) if wide or len(x) < LARGE else in_rough_rounds(x)
-    return x.T if matrix.shape[0] > matrix.shape[1] else x
+    return torch.mm(*factors(matrix))
 
 
-def in_rounds(x: Tensor) -> Tensor:
-    """Every round is a polynomial of the Gram matrix G = X Xᵀ times X, so all but their last product are taken on
-    G, which has the shorter side. They blow up what is small: G must not be rounded to less than float32."""
+def factors(matrix: Tensor, scale: float | Tensor = 1.0) -> tuple[Tensor, Tensor]:
+    """The matrix and a smaller one, in the order in which their product is about orthogonal, times scale."""
+    wide = matrix.shape[0] <= matrix.shape[1]
+    smaller = scale * to_orthogonal(matrix if wide else matrix.T)
+    return (smaller, matrix) if wide else (matrix, smaller)
+
+
+def to_orthogonal(x: Tensor) -> Tensor:
+    """The symmetric matrix by which X, with no more rows than columns, is multiplied to become about orthogonal.
+
+    Newton–Schulz: every round is a polynomial of the Gram matrix G = X Xᵀ times X, so all products are taken on G,
+    which has the shorter side. They blow up what is small: G must not be rounded to less than float32.
+    """
     a, b, c = NEWTON_SCHULZ
     gram, eye = x @ x.T, torch.eye(len(x), device=x.device, dtype=x.dtype)
-    whole = eye
+    squared = gram.trace().clamp_min(1e-14)  # the squared norm of X
+    gram, whole = gram / squared, eye
     with _exact_products():
         for _ in range(ROUNDS):
             factor = a * eye + torch.addmm(gram, gram, gram, beta=b, alpha=c)
             gram, whole = factor @ gram @ factor, factor @ whole
-    return whole @ x
-
-
-def in_rough_rounds(x: Tensor) -> Tensor:
-    """The same rounds on X itself, which may be rounded: on an accelerator in bfloat16, as Muon was published."""
-    a, b, c = NEWTON_SCHULZ
-    rough = x.bfloat16() if x.is_cuda else x
-    for _ in range(ROUNDS):
-        gram = rough @ rough.T
-        rough = torch.addmm(rough, torch.addmm(gram, gram, gram, beta=b, alpha=c), rough, beta=a)
-    return rough.to(x.dtype)
+    return whole / squared.sqrt()
 
 
 @contextmanager
@@ -105,16 +107,12 @@ def _exact_products() -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def by_shape(model: nn.Module, linear: bool = False) -> list[dict[str, Any]]:
-    """A model's weights in groups by which of their axes are rows, that is, what a layer puts out; last the rest.
-
-    linear  weights of Linear layers have rows, too
-    """
+def by_shape(model: nn.Module) -> list[dict[str, Any]]:
+    """A model's weights in groups by which of their axes are rows, that is, what a layer puts out; last the rest."""
     groups: dict[tuple[int, ...], list[nn.Parameter]] = {}
     for module in model.modules():
         for name, weight in module.named_parameters(recurse=False):
-            matrix = weight.ndim == 4 or (linear and isinstance(module, nn.Linear))
-            rows = _rows(module) if name == "weight" and matrix else ()
+            rows = _rows(module) if name == "weight" and weight.ndim == 4 else ()
             groups.setdefault(rows, []).append(weight)
     return [{"params": groups[rows], "rows": rows} for rows in sorted(groups, reverse=True)]
 
@@ -124,4 +122,4 @@ def _rows(module: nn.Module) -> tuple[int, ...]:
         return () if ROUTINGS[module.routing].matrix else (1, 2)
     if isinstance(module, (nn.ConvTranspose2d, DeconvCaps2d)):
         return (1,)
-    return (0,) if isinstance(module, (nn.Conv2d, ConvCaps2d, nn.Linear)) else ()
+    return (0,) if isinstance(module, (nn.Conv2d, ConvCaps2d)) else ()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from torchcaps.bounded import size_of
 from torchcaps.data import SOURCES
@@ -91,7 +91,6 @@ class LossSection(Section):
 
 class OptimSection(Section):
     name: Literal["adam", "adamw", "muon"] = "adam"
-    linear: bool = False  # muon: for Linear layers, too, which otherwise AdamW trains
     lr: float = Field(1e-3, gt=0)
     betas: tuple[float, float] = (0.9, 0.999)
     weight_decay: float = Field(0.0, ge=0)
@@ -102,6 +101,14 @@ class OptimSection(Section):
     final: float = Field(0.0, ge=0, le=1)  # linear, cosine: the share of lr that is left at the end
     clip: float | None = Field(None, gt=0)  # largest norm of the gradient
     sharpness: float = Field(0.0, ge=0)  # how far around the weights the loss is to be low, too; 0: not asked
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_linear(cls, given: Any) -> Any:
+        """A setting that is gone, and that runs of earlier versions name: where it was off, they can be resumed."""
+        if isinstance(given, dict) and given.get("linear") is False:
+            return {name: value for name, value in given.items() if name != "linear"}
+        return given
 
 
 class DiscriminatorSection(Section):

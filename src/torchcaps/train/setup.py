@@ -71,7 +71,7 @@ def make_optimizer(
     cuda = device.type == "cuda" and not in_pieces
     lr = torch.tensor(optim.lr, device=device) if cuda else optim.lr  # a tensor, so that a recorded step can follow it
     kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "muon": Muon}[optim.name]
-    groups = by_shape(network, optim.linear) if kind is Muon else [{"params": list(network.parameters())}]
+    groups = by_shape(network) if kind is Muon else [{"params": list(network.parameters())}]
     groups = [group | {"share": share} for group in groups]
     fused = None if in_pieces else True
     return kind(groups, lr=lr, betas=optim.betas, weight_decay=optim.weight_decay, fused=fused, capturable=cuda)

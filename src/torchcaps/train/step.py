@@ -13,9 +13,6 @@ from torch import Tensor
 
 log = logging.getLogger("torchcaps")
 
-# Convolution algorithms to try out, those first that cuDNN expects most of. Others take up to a second a call, and
-# other runs on the same GPU disturb the clock by which they are compared.
-TRIED = 4
 WARM_UP = 3  # steps taken as they are before recording: kernels are compiled and moments allocated in them
 
 
@@ -131,9 +128,8 @@ def repeatable(asked: bool) -> Iterator[None]:
 @contextmanager
 def tuned(device: torch.device, tensor_cores: bool) -> Iterator[None]:
     """On CUDA, for as long as the block runs: try out convolution algorithms, and let float32 products use TF32."""
-    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.benchmark, torch.backends.cudnn.benchmark_limit
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.benchmark
     if device.type == "cuda":
-        torch.backends.cudnn.benchmark_limit = TRIED
         # The quickest algorithm may be another one in the next run, and round otherwise.
         torch.backends.cudnn.benchmark = not torch.are_deterministic_algorithms_enabled()
         if tensor_cores:
@@ -142,4 +138,4 @@ def tuned(device: torch.device, tensor_cores: bool) -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(before[0])
-        torch.backends.cudnn.benchmark, torch.backends.cudnn.benchmark_limit = before[1:]
+        torch.backends.cudnn.benchmark = before[1]
