@@ -32,14 +32,24 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(items):
-    """Slow tests first: one that is started last keeps a single worker busy while the others have nothing to do.
-
-    Kernels that Triton interprets take twice as long when coverage watches each of their lines: it does not.
-    """
-    for item in items:
-        if item.path.name in INTERPRETED and item.config.pluginmanager.hasplugin("_cov"):
-            item.add_marker("no_cover")
+    """Slow tests first: one that is started last keeps a single worker busy while the others have nothing to do."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    """Kernels that Triton interprets take three times as long when coverage watches each of their lines: it does not.
+
+    The mark `no_cover` would not do: in a worker of pytest-xdist coverage is started twice, and it stops but one.
+    """
+    if item.path.name not in INTERPRETED:
+        return (yield)
+    watching = sys.gettrace()
+    sys.settrace(None)
+    try:
+        return (yield)
+    finally:
+        sys.settrace(watching)
 
 
 @pytest.fixture(autouse=True)
