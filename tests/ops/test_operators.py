@@ -14,7 +14,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def inputs(bias=True):
-    shapes = [(2, 5, 3), (5, 3, 4, 3), (3, 4)]
+    shapes = [(3, 9, 4), (9, 5, 6, 4), (5, 6)]
     u, weight, b = (torch.randn(shape, device=DEVICE, requires_grad=True) for shape in shapes)
     return u, weight, b if bias else None
 
@@ -22,15 +22,15 @@ def inputs(bias=True):
 @pytest.mark.parametrize("couplings", [False, True], ids=["poses", "couplings"])
 @pytest.mark.parametrize("operator", [CHUNKED, FUSED], ids=["chunked", "fused"])
 def test_operator_passes_opcheck(operator, couplings):
-    torch.library.opcheck(operator[0], (*inputs(), 2, True, couplings), atol=1e-4, rtol=1e-3)
+    torch.library.opcheck(operator[0], (*inputs(), 3, True, couplings), atol=1e-4, rtol=1e-3)
 
 
 def test_backward_operators_pass_opcheck():
     u, weight, bias = (x.detach() for x in inputs())
-    grad = torch.randn(2, 3, 4, device=DEVICE)
-    sums = operators.route_chunked(u, weight, bias, 2, False, False)[2]
+    grad = torch.randn(3, 5, 6, device=DEVICE)
+    sums = operators.route_chunked(u, weight, bias, 3, False, False)[2]
     torch.library.opcheck(torch.ops.torchcaps.route_chunked_backward.default, (grad, None, u, weight, sums, False))
-    saved = operators.route_fused(u, weight, bias, 2, False, False)[2:]
+    saved = operators.route_fused(u, weight, bias, 3, False, False)[2:]
     torch.library.opcheck(torch.ops.torchcaps.route_fused_backward.default, (grad, u, weight, *saved, False, True))
 
 

@@ -68,13 +68,9 @@ def _matrix_order(weight: Tensor, rows: tuple[int, ...]) -> tuple[int, ...]:
     return (*rows, *sorted(columns, key=weight.stride, reverse=True))
 
 
-def orthogonal(matrix: Tensor) -> Tensor:
-    """About the nearest matrix whose singular values are all 1, by products alone."""
-    return torch.mm(*factors(matrix))
-
-
 def factors(matrix: Tensor, scale: float | Tensor = 1.0) -> tuple[Tensor, Tensor]:
-    """The matrix and a smaller one, in the order in which their product is about orthogonal, times scale."""
+    """The matrix and a smaller one, in the order in which their product is about orthogonal: the nearest matrix whose
+    singular values are all 1, times scale."""
     wide = matrix.shape[0] <= matrix.shape[1]
     smaller = scale * to_orthogonal(matrix if wide else matrix.T)
     return (smaller, matrix) if wide else (matrix, smaller)
