@@ -332,7 +332,8 @@ def fill_results(page: Path, folder: Path) -> bool:
 
     returns  whether there were any
     """
-    files = (json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json")))
+    paths = sorted(folder.glob("*.json"), key=lambda path: path.stem)  # a recipe before its variants
+    files = (json.loads(path.read_text(encoding="utf-8")) for path in paths)
     found = {each["recipe"]: each for each in files if "recipe" in each and "measure" in each}
 
     def table(match: re.Match[str]) -> str:
