@@ -1,4 +1,4 @@
-"""The commands `export` and `convert`: parse, call, print."""
+"""The commands `export` and `convert`."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-out = Console()
+from torchcaps.commands.common import Model, out, say
 
 
 def export(
-    model: Annotated[str, typer.Argument(help="A run folder, a model folder, a .safetensors file or a shipped name.")],
+    model: Model,
     to: Annotated[
         str, typer.Option("--to", help="onnx, torch (.pt2), aoti (compiled .pt2) or hub (a folder).")
     ] = "onnx",
@@ -25,7 +24,7 @@ def export(
     from torchcaps.exchange.export import export as export_model
 
     path, (examples, difference) = export_model(model, to, out_, opset)
-    out.print(str(path), soft_wrap=True, highlight=False, markup=False)
+    say(path)
     out.print(f"checked on {examples} inputs: largest difference {difference:.1e}", highlight=False)
 
 
@@ -41,7 +40,7 @@ def convert(
     from torchcaps.exchange.convert import convert_file
 
     folder, layout, mapped = convert_file(file, source, out_, iterations)
-    out.print(f"{layout}:", highlight=False, markup=False)
+    say(f"{layout}:")
     for line in mapped:
-        out.print(f"  {line}", soft_wrap=True, highlight=False, markup=False)
-    out.print(str(folder), soft_wrap=True, highlight=False, markup=False)
+        say(f"  {line}")
+    say(folder)

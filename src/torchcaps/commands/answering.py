@@ -1,0 +1,179 @@
+"""The commands `predict`, `generate`, `explain`, `serve` and `list`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import typer
+
+from torchcaps.commands.common import AnySize, AsJson, Device, Model, err, make_device, out, say, show
+from torchcaps.errors import UserError
+
+
+def predict(
+    model: Model,
+    images: Annotated[list[Path], typer.Argument(help="Image files.")],
+    reject: Annotated[float, typer.Option(help="Answer 'none of these' below this length.", min=0, max=1)] = 0.0,
+    out_: Annotated[
+        Path | None, typer.Option("--out", help="Of a model that finds masks: folder for masks and overlays.")
+    ] = None,
+    device: Device = "cpu",
+    as_json: AsJson = False,
+) -> None:
+    """Say what is on image files; of a model that finds masks, write these, and the images with them on top."""
+    import torchcaps
+    from torchcaps.models import PixelModel
+    from torchcaps.predict import check_finds, check_names, predict_file, segment_file
+
+    loaded = torchcaps.load(model, make_device(device))
+    check_finds(loaded)
+    if isinstance(loaded, PixelModel) != (out_ is not None):
+        raise UserError(
+            "--out is for models that find masks; this one names a class"
+            if out_
+            else "this model finds masks: say where to write them with --out FOLDER"
+        )
+    if out_ is not None:
+        if reject:
+            raise UserError("--reject is for models that name a class; this one finds masks")
+        check_names(images, out_)
+    answers: list[dict[str, Any]] = []
+    failed = 0
+    for path in images:
+        try:
+            if out_ is None:
+                answers.append(predict_file(loaded, path, reject))
+            else:
+                answers.append(segment_file(cast(PixelModel, loaded), path, out_))
+        except UserError as error:
+            failed += 1
+            err.print(str(error), style="red", soft_wrap=True, highlight=False, markup=False)
+    if as_json:
+        print(json.dumps(answers, indent=2))
+    elif answers:
+        if out_ is None:
+            _show_classes(answers)
+        else:
+            _show_masks(answers)
+            say(f"{out_ / 'masks'}\n{out_ / 'overlays'}")
+    if failed:
+        raise typer.Exit(1)
+
+
+def _show_classes(answers: list[dict[str, Any]]) -> None:
+    from torchcaps.predict import NONE
+
+    rows = []
+    for answer in answers:
+        found = ", ".join(answer["classes"]) or NONE
+        second = answer["ranking"][1] if len(answer["ranking"]) > 1 else None
+        rival = f"{second['class']} {second['length']:.3f}" if second else ""
+        rows.append((answer["file"], found, f"{answer['ranking'][0]['length']:.3f}", rival))
+    show(("file", "class", "length", "next"), rows)
+
+
+def _show_masks(answers: list[dict[str, Any]]) -> None:
+    rows = []
+    for answer in answers:
+        shares = list(answer["shares"].items())[1:]
+        found = ", ".join(f"{name} {share:.1%}" for name, share in shares)
+        rows.append((answer["file"], "×".join(map(str, answer["size"])), found))
+    show(("file", "size", "found"), rows)
+
+
+def generate(
+    model: Model,
+    masks: Annotated[list[Path], typer.Argument(help="Mask files: the label maps to draw.")],
+    out_: Annotated[Path, typer.Option("--out", help="Folder for the images.")],
+    n: Annotated[
+        int | None, typer.Option("--n", help="Images of each mask, by as many noise vectors; 4 if not given.", min=1)
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the noise: the same seed gives the same files.", min=0)] = 0,
+    interpolate: Annotated[
+        tuple[int, int] | None,
+        typer.Option(help="Instead, a film from one noise vector to another, by their numbers.", metavar="Z1 Z2"),
+    ] = None,
+    frames: Annotated[
+        int | None, typer.Option(help="With --interpolate: images of the film; 16 if not given.", min=2)
+    ] = None,
+    any_size: AnySize = False,
+    device: Device = "cpu",
+    as_json: AsJson = False,
+) -> None:
+    """Draw images from masks, each by noise of its own; or a film from one of them to another."""
+    import torchcaps
+    from torchcaps.generate import drawing_model, generate_files, interpolate_files
+
+    if interpolate is None and frames is not None:
+        raise UserError("--frames is for films: give --interpolate Z1 Z2 as well, or --n for so many images")
+    if interpolate is not None and n is not None:
+        raise UserError("--n is for single images: leave it away, or --interpolate; a film has --frames")
+    loaded = drawing_model(torchcaps.load(model, make_device(device)))
+    if interpolate is None:
+        answers = generate_files(loaded, masks, out_, n or 4, seed, any_size)
+    else:
+        if min(interpolate) < 0:
+            raise UserError(f"--interpolate {interpolate[0]} {interpolate[1]}: noise vectors are numbered from 0 on")
+        answers = interpolate_files(loaded, masks, out_, interpolate, frames or 16, seed, any_size)
+    if as_json:
+        print(json.dumps(answers, indent=2))
+        return
+    for answer in answers:
+        for path in answer["images"]:
+            say(path)
+
+
+def explain(
+    model: Model,
+    image: Annotated[Path, typer.Argument(help="An image file; of a model that draws, a mask.")],
+    out_: Annotated[Path, typer.Option("--out", help="Folder for the figures.")],
+    target: Annotated[str | None, typer.Option(help="Explain this class instead of the predicted one.")] = None,
+    against: Annotated[str | None, typer.Option(help="Of a model that draws: a second one beside it.")] = None,
+    any_size: AnySize = False,
+    device: Device = "cpu",
+) -> None:
+    """Show what a capsule network saw in an image: reconstruction, sweep, routing; of masks, every layer's maps.
+
+    Of a model that draws: images of a mask, and the last layer's features from one noise vector to another.
+    """
+    import torchcaps
+    from torchcaps.predict import explain_file
+
+    place = make_device(device)
+    other = None if against is None else torchcaps.load(against, place)
+    loaded = torchcaps.load(model, place)
+    for path in explain_file(loaded, image, out_, target, against=other, any_size=any_size):
+        say(path)
+
+
+def serve(
+    model: Annotated[str, typer.Argument(help="A capsule network with a decoder: shipped name or path.")] = (
+        "capsnet-mnist"
+    ),
+    port: Annotated[int, typer.Option(help="To listen on.", min=0, max=65535)] = 8765,
+    host: Annotated[str, typer.Option(help="To listen on; 0.0.0.0 lets other machines in.")] = "127.0.0.1",
+) -> None:
+    """Open the capsule explorer: a page to draw on that shows what a capsule network thinks, and its API."""
+    from torchcaps.serve.run import serve as run
+
+    run(model, host, port, out)
+
+
+def list_() -> None:
+    """List recipes, models, data sets and shipped weights."""
+    from torchcaps.data import MASK_SOURCES, SOURCES
+    from torchcaps.layers.routings import ROUTINGS
+    from torchcaps.models import list_models, shipped_models
+    from torchcaps.train.recipe import list_recipes, load_recipe
+
+    show(("recipe", "what it trains"), [(name, load_recipe(name).description) for name in list_recipes()])
+    for title, names in (
+        ("models", list_models()),
+        ("routings", sorted(ROUTINGS)),
+        ("data sets", sorted(SOURCES)),
+        ("with masks", sorted(MASK_SOURCES)),
+        ("shipped weights", shipped_models()),
+    ):
+        out.print(f"\n[bold]{title}[/bold]: {', '.join(names) or 'none'}", highlight=False)

@@ -1,0 +1,178 @@
+"""The commands `eval` and `bench`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from torchcaps.commands.common import AsJson, Device, Model, make_device, out, say, show
+from torchcaps.errors import UserError
+
+if TYPE_CHECKING:
+    from torchcaps.models import SynthesisModel
+
+
+def evaluate(
+    model: Model,
+    data: Annotated[str | None, typer.Option(help="An image folder or CSV, or a data set's name.")] = None,
+    views: Annotated[bool, typer.Option("--views", help="Answer by the mean over nine slightly moved views.")] = False,
+    suite: Annotated[
+        str | None,
+        typer.Option(help="Change the images: affine, corruption, adversarial, equivariance, scrambled or crowding."),
+    ] = None,
+    against: Annotated[
+        str | None, typer.Option(help="With --suite, and of a model that draws: a second model, on the same images.")
+    ] = None,
+    n: Annotated[int, typer.Option("--n", help="With --suite: so many test images, of each class alike.", min=1)] = 500,
+    seed: Annotated[
+        int, typer.Option(help="With --suite: of the images chosen, noise and attacks; or of the first U-Net.", min=0)
+    ] = 0,
+    out_: Annotated[
+        Path | None,
+        typer.Option("--out", help="With --suite: folder for <suite>.json and <suite>.png; or for judge.json."),
+    ] = None,
+    seeds: Annotated[
+        int, typer.Option(help="Of a model that draws: U-Nets trained on each kind of images.", min=1)
+    ] = 3,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Of a model that draws: a setting of the U-Net's recipe.")
+    ] = None,
+    device: Device = "cpu",
+    as_json: AsJson = False,
+) -> None:
+    """Measure a model on a test set: that of its own training data, or all of --data.
+
+    A model that draws is judged by the Dice, on real images, of U-Nets trained on what it draws.
+    """
+    import torchcaps
+    from torchcaps.models import SynthesisModel
+    from torchcaps.train.evaluate import evaluate_model
+
+    if suite is not None and views:
+        raise UserError("--views and --suite do not go together")
+    if suite is not None:
+        _measure_suite(suite, model, against, data, n, seed, out_, device, as_json)
+        return
+    loaded = torchcaps.load(model, make_device(device))
+    if isinstance(loaded, SynthesisModel):
+        if views:
+            raise UserError("--views: it is for models that name a class, not for those that draw")
+        _judge(loaded, model, against, data, range(seed, seed + seeds), set_ or [], out_, as_json)
+        return
+    if against or out_:
+        raise UserError("--against and --out go with --suite, or with a model that draws")
+    if set_:
+        raise UserError("--set goes with a model that draws: it is a setting of the U-Net that judges it")
+    figures = evaluate_model(loaded, data, views=views)
+    if as_json:
+        print(json.dumps({"model": model, **figures}))
+        return
+    if "per_class" in figures:
+        _print_masks(model, figures)
+        return
+    found = f"{figures['accuracy']:.2%} of {figures['n']:,} images right"
+    say(f"{model} on {figures['data']}: {found}")
+    out.print(f"error {figures['error']:.2%}, loss {figures['loss']:.4f}", highlight=False)
+
+
+def _print_masks(model: str, figures: dict[str, Any]) -> None:
+    found = f"Dice {figures['dice']:.2%} on {figures['n']:,} images"
+    say(f"{model} on {figures['data']}: {found}")
+    rows = [
+        (name, f"{values['dice']:.2%}", f"{values['iou']:.2%}", f"{values['hausdorff95']:.2f}")
+        for name, values in figures["per_class"].items()
+    ]
+    show(("class", "Dice", "IoU", "Hausdorff 95 %, px"), rows)
+    out.print(f"wrong pixels {figures['pixel_error']:.2%}, loss {figures['loss']:.4f}", highlight=False)
+
+
+def _judge(
+    model: SynthesisModel,
+    name: str,
+    against: str | None,
+    data: str | None,
+    seeds: range,
+    overrides: list[str],
+    folder: Path | None,
+    as_json: bool,
+) -> None:
+    import torchcaps
+    from torchcaps.generate import drawing_model
+    from torchcaps.train.judge import judge, judge_tables
+
+    other = None if against is None else drawing_model(torchcaps.load(against, model.device))
+    settings: dict[str, Any] = {"data": data, "overrides": overrides, "out": folder}
+    settings |= {"seeds": len(seeds), "first": seeds.start}
+    result = judge(model, against=other, names=(name, against or ""), **settings, console=None if as_json else out)
+    if as_json:
+        print(json.dumps(result))
+        return
+    for heading, rows in judge_tables(result):
+        show(heading, rows)
+    if folder is not None:
+        say(folder / "judge.json")
+
+
+def _measure_suite(
+    suite: str,
+    model: str,
+    against: str | None,
+    data: str | None,
+    n: int,
+    seed: int,
+    folder: Path | None,
+    device: str,
+    as_json: bool,
+) -> None:
+    import torchcaps
+    from torchcaps.train.suite import run_suite, suite_table
+
+    place = make_device(device)
+    loaded, other = torchcaps.load(model, place), None if against is None else torchcaps.load(against, place)
+    names = (model, against or "")
+    result = run_suite(loaded, suite, against=other, names=names, data=data, n=n, seed=seed, out=folder)
+    if as_json:
+        print(json.dumps(result))
+        return
+    say(f"{suite} on {result['n']:,} images of {result['data']}")
+    show(*suite_table(result))
+    if folder is not None:
+        for kind in ("json", "png"):
+            say(folder / f"{suite}.{kind}")
+
+
+def bench(
+    device: Device = "auto",
+    scaling: Annotated[bool, typer.Option(help="Also vary batch, children, classes and iterations.")] = False,
+    routing: Annotated[
+        str | None, typer.Option(help="Compare routings instead: all, or some by name with commas between.")
+    ] = None,
+    epochs: Annotated[
+        int, typer.Option(help="With --routing: train on MNIST with each, so many epochs; 0 for not at all.", min=0)
+    ] = 10,
+    masks: Annotated[bool, typer.Option(help="Time models that find masks instead.")] = False,
+    out_: Annotated[
+        Path | None,
+        typer.Option("--out", help="Write the rows to this CSV file; with --scaling or --routing also draw them."),
+    ] = None,
+) -> None:
+    """Time routing by every backend, and the whole network against one without capsules. Routing is checked first."""
+    from torchcaps.bench.family import family_of, run_family
+    from torchcaps.bench.masks import run_masks
+    from torchcaps.bench.run import run_bench
+    from torchcaps.train.engine import Interrupted
+
+    if scaling + masks + (routing is not None) > 1:
+        raise UserError("--scaling, --routing and --masks do not go together: ask for one at a time")
+    if masks:
+        run_masks(make_device(device), out=out_, console=out)
+    elif routing is not None:
+        try:
+            run_family(family_of(routing), make_device(device), epochs=epochs, out=out_, console=out)
+        except Interrupted:
+            raise typer.Exit(130) from None
+    else:
+        run_bench(make_device(device), scaling=scaling, out=out_, console=out)

@@ -1,0 +1,137 @@
+"""The commands `train`, `rerun` and `reproduce`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from torchcaps.commands.common import Device, err, out, say, show
+from torchcaps.errors import UserError
+
+
+def train(
+    recipe: Annotated[str | None, typer.Argument(help="A recipe's name or YAML file; see `torchcaps list`.")] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(help="An image folder or CSV, a folder of images/ and masks/, or a data set's name."),
+    ] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Override a setting: train.epochs=3")] = None,
+    out_: Annotated[
+        Path | None, typer.Option("--out", help="Folder of the run; runs/<recipe>-<time> if not given.")
+    ] = None,
+    device: Device = "auto",
+    precision: Annotated[str | None, typer.Option(help="auto, fp32 or bf16.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the training images.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of weights, order and augmentation.")] = None,
+    devices: Annotated[int, typer.Option(help="Train on so many devices of this machine, a process each.", min=1)] = 1,
+    nodes: Annotated[int, typer.Option(help="And on so many machines; see docs/trust.md.", min=1)] = 1,
+    shard: Annotated[
+        bool,
+        typer.Option(
+            "--shard", help="Share out weights and moments among the devices, for layers too large to train on one."
+        ),
+    ] = False,
+    fast: Annotated[bool, typer.Option(help="On CUDA, record the training step as a CUDA graph.")] = True,
+    on_nan: Annotated[
+        str | None, typer.Option("--on-nan", help="If a loss is no number: stop, or skip its step and go on.")
+    ] = None,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="On CUDA, the same numbers in every run; slower.")
+    ] = False,
+    resume: Annotated[Path | None, typer.Option(help="Go on with this run folder.")] = None,
+) -> None:
+    """Train a model. Without arguments: the embedded digits, in about a minute."""
+    from torchcaps.train.engine import Interrupted
+    from torchcaps.train.recipe import load_recipe
+    from torchcaps.train.run import resume_run, start_run
+
+    source, overrides = _data_overrides(data)
+    overrides += set_ or ()
+    given = {"precision": precision, "epochs": epochs, "seed": seed, "on_nan": on_nan}
+    given |= {"fast": None if fast else "no", "deterministic": "yes" if deterministic else None}
+    where: dict[str, Any] = {"device": device, "devices": devices, "nodes": nodes, "shard": shard}
+    overrides += [f"train.{name}={value}" for name, value in given.items() if value is not None]
+    try:
+        if resume is None:
+            usual = {None: "digits", "pairs": "segcaps", "axons": "segcaps", "isbi2012": "isbi"}.get(source, "folder")
+            chosen = load_recipe(recipe or usual, overrides)
+            start_run(chosen, out=out_, console=out, **where)
+        elif recipe or data or out_:
+            raise UserError(
+                "--resume takes its recipe, data and folder from the run: leave RECIPE, --data and --out away"
+            )
+        else:
+            resume_run(resume, overrides, console=out, **where)
+    except Interrupted:
+        raise typer.Exit(130) from None
+
+
+def rerun(
+    run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
+    out_: Annotated[Path | None, typer.Option("--out", help="Folder of the new run; RUN-again-<time> else.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or mps; that of the run if not given.")] = None,
+) -> None:
+    """Train a run once more and compare: history, figures and weights. Ends with 1 if they differ."""
+    from torchcaps.train.engine import Interrupted
+    from torchcaps.train.rerun import compare_runs
+    from torchcaps.train.rerun import rerun as train_again
+
+    try:
+        again = train_again(run, out=out_, device=device, console=out)
+    except Interrupted:
+        raise typer.Exit(130) from None
+    if err.quiet:
+        return  # of several processes the first compares: it has written what there is to compare
+    found, about = compare_runs(run, again)
+    for heading, differences in (("different", found), ("about the two runs", about)):
+        for each in differences:
+            say(f"{heading}: {each.what}: {each.before} before, {each.now} now")
+    out.print("not the same" if found else "the same, bit for bit", style="bold red" if found else "bold green")
+    if found:
+        raise typer.Exit(1)
+
+
+def reproduce(
+    recipes: Annotated[list[str] | None, typer.Argument(help="Recipes; by default all that claim a result.")] = None,
+    seeds: Annotated[int, typer.Option(help="Train each with seeds 0, 1, … so many of them.", min=1)] = 5,
+    out_: Annotated[Path, typer.Option("--out", help="Folder of the results; their table is beside it.")] = Path(
+        "results"
+    ),
+    runs: Annotated[
+        Path, typer.Option(help="Folder of the runs; those that are finished are not trained again.")
+    ] = Path("runs/reproduce"),
+    side_by_side: Annotated[
+        int | None, typer.Option(help="Runs at a time; 5 on a GPU, 1 on a CPU if not given.", min=1)
+    ] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Override a setting: train.epochs=3")] = None,
+    device: Device = "auto",
+) -> None:
+    """Train recipes for several seeds and put what they reach into a table, beside what was published."""
+    from torchcaps.train.reproduce import reproduce as run_all
+
+    settings = {"out": out_, "runs": runs, "device": device, "side_by_side": side_by_side, "overrides": set_ or ()}
+    try:
+        results = run_all(recipes or (), seeds, **settings, console=out)  # type: ignore[arg-type]
+    except KeyboardInterrupt:
+        out.print("\nstopped; the same command goes on")
+        raise typer.Exit(130) from None
+    rows = []
+    for each in results:
+        spread = "" if each["std"] is None else f" ± {each['std']:.2f}"
+        paper = "" if each["paper"] is None else f"{each['paper']:g}"
+        ours = f"{each['mean']:.2f}{spread}"
+        rows.append((each["recipe"], each["result"], paper, ours, str(each["n"]), str(each["seconds"])))
+    show(("recipe", "result", "paper", "ours", "n", "seconds"), rows)
+
+
+def _data_overrides(data: str | None) -> tuple[str | None, list[str]]:
+    """--data as a source, and as settings of a recipe."""
+    from torchcaps.data import named_data
+
+    if data is None:
+        return None, []
+    source, path = named_data(data)
+    return source, [f"data.source={source}", f"data.path={json.dumps(path)}"]
