@@ -185,11 +185,16 @@ def test_couplings_of_a_port(tmp_path):
         (lambda state: state.pop("conv1.bias"), "have no conv1.bias; they have decoder.0.bias"),
         (lambda state: state.update(extra=torch.ones(1)), "no place is known for extra"),
         (lambda state: state.update({"conv1.bias": torch.ones(2)}), r"conv1.bias is \(2,\); it should be \(7\)"),
-        (lambda state: state.update({"conv1.bias": torch.ones(7).long()}), "is torch.int64, which weights are not"),
+        (lambda state: state.update({"conv1.bias": torch.ones(7).long()}), "of torch.int64, which no weights are"),
+        (
+            lambda state: state.update({"conv1.weight": torch.ones(1, 1, 1, 1).expand(7, 1, 9, 2**33)}),
+            "which no weights",
+        ),
+        (lambda state: state["conv1.bias"].fill_(float("nan")), "w.pt: .*conv1.bias has values that are not numbers"),
         (lambda state: state.update({"primarycaps.conv2d.weight": torch.ones(12, 6, 9, 9)}), "do not fit one another"),
         (lambda state: state.pop("digitcaps.weight"), "weights of no port that is known"),
     ],
-    ids=["missing", "too much", "shape", "integers", "unfitting", "unknown"],
+    ids=["missing", "too much", "shape", "integers", "huge", "not numbers", "unfitting", "unknown"],
 )
 def test_what_does_not_fit_is_named(change, message, tmp_path):
     state = guo()

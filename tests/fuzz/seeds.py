@@ -159,6 +159,26 @@ def model() -> list[bytes]:
     return [PLAIN + file for file in files] + [PACKED + in_two(file) for file in files]
 
 
+def port() -> list[bytes]:
+    """State dicts of CapsNets for images of 6×6, by the names of two repositories, in both formats of torch.save."""
+    shapes = {"conv1": (2, 1, 3, 3), "primary": (4, 2, 3, 3)}
+    states = []
+    for primary, votes in (("primarycaps.conv2d", "digitcaps.weight"), ("primaryCaps.conv", "digitCaps.weights")):
+        state = {}
+        for name, shape in (("conv1", shapes["conv1"]), (primary, shapes["primary"])):
+            state |= {f"{name}.weight": torch.ones(shape), f"{name}.bias": torch.ones(shape[0])}
+        states.append({**state, votes: torch.ones(2, 2, 3, 2)})
+    states[1]["digitCaps.weights"] = torch.ones(2, 2, 6)
+    states[1]["digitCaps.routing_module.b"] = torch.ones(2, 2)
+    files = []
+    for state in (*states, {"state_dict": states[0]}):
+        for zipped in (True, False):
+            out = io.BytesIO()
+            torch.save(state, out, _use_new_zipfile_serialization=zipped)
+            files.append(PLAIN + out.getvalue())
+    return files
+
+
 def in_two(file: bytes) -> bytes:
     (length,) = struct.unpack("<Q", file[:8])
     return file[8 : 8 + length] + BORDER + file[8 + length :]

@@ -25,6 +25,7 @@ from torchcaps.data.npy import read_npy
 from torchcaps.data.pairs import read_picture
 from torchcaps.data.smallnorb import read_matrix
 from torchcaps.errors import UserError
+from torchcaps.exchange.convert import convert
 from torchcaps.models import load
 from torchcaps.train.checkpoint import LAST, State, load_checkpoint, save_checkpoint
 from torchcaps.train.recipe import load_recipe
@@ -137,6 +138,13 @@ def _model(path: Path) -> None:
     assert len(model.class_names) == model.num_classes
 
 
+def _port(path: Path) -> None:
+    model, foreign = convert(path, "pytorch")
+    assert foreign.lines
+    assert all(tensor.isfinite().all() for tensor in model.state_dict().values())
+    assert model.parameter_count() * 4 < max(100 * path.stat().st_size, 1 << 26)
+
+
 def _state() -> State:
     model = seeds.small_models()[0]
     optimizer = torch.optim.Adam(model.parameters())
@@ -173,6 +181,7 @@ _JSON = (
     b'[ ] { } " \\\\ null NaN 1e999 99999999999999999999 arguments architecture CNN UNet CapsNet depth channels format'
 )
 _NPY = b"descr fortran_order shape True False ( ) , '|O' '<f8' '>i4' -1 99999999999 1e3 {} None"
+_PICKLE = rb"state_dict conv1.weight digitcaps.weight torch._utils _rebuild_tensor_v2 os system R . t ( K PK"
 
 TARGETS = {
     target.name: target
@@ -190,6 +199,7 @@ TARGETS = {
             "table", "labels.csv", seeds.table, _table, (b"file", b"label", b";", b'"', b"\r", b"\n", b"a.png", b"../")
         ),
         Target("model", "weights.safetensors", seeds.model, _model, tuple(_JSON.split())),
+        Target("port", "state.pt", seeds.port, _port, tuple(_PICKLE.split())),
         Target("checkpoint", LAST, _checkpoint_seeds, _checkpoint, tuple(_JSON.split())),
     )
 }

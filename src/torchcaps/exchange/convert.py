@@ -31,10 +31,16 @@ def convert(path: Path, source: str, iterations: int = 3) -> tuple[CapsNet, Fore
 
     iterations  as the other code was told; weights do not say
     """
+    try:
+        return _convert(keras.read_h5(path) if source == "keras" else ports.read_state(path), source, iterations)
+    except UserError as error:
+        raise error if str(path) in str(error) else UserError(f"{path}: {error}") from error
+
+
+def _convert(tensors: dict[str, Tensor], source: str, iterations: int) -> tuple[CapsNet, Foreign]:
     if source == "keras":
-        parts, foreign = keras.parts_of(keras.read_h5(path))
+        parts, foreign = keras.parts_of(tensors)
         return _made(CapsNet, parts, foreign, {"iterations": iterations}, {}), foreign
-    tensors = ports.read_state(path)
     tensors = {name.removeprefix("capsnet."): tensor for name, tensor in tensors.items()}
     port = ports.port_of(tensors)
     foreign = Foreign(tensors, port.name)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from torchcaps.errors import UserError
 
+LARGEST = 2**28  # numbers in a tensor: a file of a few bytes may claim any shape
 STRIDE = 2  # of the primary capsules, in every layout that is known; weights do not tell it
 
 
@@ -37,8 +38,10 @@ class Foreign:
         if not fits:
             wanted = ", ".join("any" if size is None else str(size) for size in shape)
             raise UserError(f"{self.layout}: {name} is {tuple(tensor.shape)}; it should be ({wanted})")
-        if not tensor.is_floating_point():
-            raise UserError(f"{self.layout}: {name} is {tensor.dtype}, which weights are not")
+        if not tensor.is_floating_point() or tensor.numel() > LARGEST:
+            raise UserError(f"{self.layout}: {name} is {tuple(tensor.shape)} of {tensor.dtype}, which no weights are")
+        if not tensor.isfinite().all():
+            raise UserError(f"{self.layout}: {name} has values that are not numbers: the training had diverged")
         self.lines.append(f"{name} {tuple(tensor.shape)} → {to}{how and ': ' + how}")
         return tensor.float()
 

@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from torchcaps.errors import UserError
-from torchcaps.exchange.foreign import Foreign, Parts
+from torchcaps.exchange.foreign import LARGEST, Foreign, Parts
 from torchcaps.exchange.needs import needed
 
 LAYOUT = "CapsNet-Keras"
-LARGEST = 2**28  # numbers in a tensor: a file of a few bytes may claim any shape
 
 
 def read_h5(path: Path) -> dict[str, Tensor]:
