@@ -50,8 +50,8 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "export": exchanging.export,
     "convert": exchanging.convert,
 }
-for name, command in COMMANDS.items():
-    app.command(name)(command)
+for _name, _command in COMMANDS.items():
+    app.command(_name)(_command)
 
 
 def main() -> NoReturn:

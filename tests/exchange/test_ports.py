@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import zipfile
 
 import pytest
 import torch
@@ -179,6 +180,9 @@ def test_couplings_of_a_port(tmp_path):
     torch.testing.assert_close(couplings.sum(1), torch.ones(2, J))
 
 
+NO_WEIGHTS = "w.pt: .*, which no weights are"
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -186,15 +190,29 @@ def test_couplings_of_a_port(tmp_path):
         (lambda state: state.update(extra=torch.ones(1)), "no place is known for extra"),
         (lambda state: state.update({"conv1.bias": torch.ones(2)}), r"conv1.bias is \(2,\); it should be \(7\)"),
         (lambda state: state.update({"conv1.bias": torch.ones(7).long()}), "of torch.int64, which no weights are"),
-        (
-            lambda state: state.update({"conv1.weight": torch.ones(1, 1, 1, 1).expand(7, 1, 9, 2**33)}),
-            "which no weights",
-        ),
-        (lambda state: state["conv1.bias"].fill_(float("nan")), "w.pt: .*conv1.bias has values that are not numbers"),
+        (lambda state: state.update({"conv1.weight": torch.ones(1, 1, 1, 1).expand(7, 1, 9, 9)}), NO_WEIGHTS),
+        (lambda state: state.update({"conv1.weight": torch.ones(7, 1, 9, 9).to_sparse()}), NO_WEIGHTS),
+        (lambda state: state.update({"conv1.weight": torch.ones(7, 1, 9, 9, device="meta")}), NO_WEIGHTS),
+        (lambda state: state.update({"digitcaps.weight": torch.ones(5, 12, 6, 0)}), NO_WEIGHTS),
+        (lambda state: state["conv1.bias"].fill_(float("nan")), "w.pt: .*conv.bias is not all numbers"),
+        (lambda state: state.update({"conv1.weight": torch.ones(7, 1, 3, 9)}), "w.pt: .*do not fit one another"),
         (lambda state: state.update({"primarycaps.conv2d.weight": torch.ones(12, 6, 9, 9)}), "do not fit one another"),
         (lambda state: state.pop("digitcaps.weight"), "weights of no port that is known"),
     ],
-    ids=["missing", "too much", "shape", "integers", "huge", "not numbers", "unfitting", "unknown"],
+    ids=[
+        "missing",
+        "too much",
+        "shape",
+        "integers",
+        "repeated",
+        "sparse",
+        "nowhere",
+        "empty",
+        "not numbers",
+        "oblong",
+        "unfitting",
+        "unknown",
+    ],
 )
 def test_what_does_not_fit_is_named(change, message, tmp_path):
     state = guo()
@@ -252,3 +270,10 @@ def test_files_of_other_things_are_told_in_words(call, tmp_path):
         assert (code, printed, complaint.count("\n")) == (2, "", 1)
         assert f"{name}.pt" in complaint
         assert message in complaint
+
+
+def test_a_file_that_unpacks_to_much_more_is_not_read(tmp_path):
+    with zipfile.ZipFile(tmp_path / "bomb.pt", "w", zipfile.ZIP_DEFLATED) as packed:
+        packed.writestr("bomb/data.pkl", bytes(1 << 27))
+    with pytest.raises(UserError, match=r"bomb\.pt would unpack to 134,217,728 bytes"):
+        convert(tmp_path / "bomb.pt", "pytorch")

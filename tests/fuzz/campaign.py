@@ -79,6 +79,7 @@ def fuzz_one(name: str, cases: int, folder: Path, seed: int) -> None:
 
         with atheris.instrument_imports(include=["torchcaps", "yaml", "tarfile", "csv"], enable_loader_override=False):
             import torchcaps.data
+            import torchcaps.exchange.convert
             import torchcaps.train.checkpoint
             import torchcaps.train.recipe  # noqa: F401
     import torch

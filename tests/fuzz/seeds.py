@@ -160,18 +160,24 @@ def model() -> list[bytes]:
 
 
 def port() -> list[bytes]:
-    """State dicts of CapsNets for images of 6×6, by the names of two repositories, in both formats of torch.save."""
-    shapes = {"conv1": (2, 1, 3, 3), "primary": (4, 2, 3, 3)}
-    states = []
-    for primary, votes in (("primarycaps.conv2d", "digitcaps.weight"), ("primaryCaps.conv", "digitCaps.weights")):
-        state = {}
-        for name, shape in (("conv1", shapes["conv1"]), (primary, shapes["primary"])):
-            state |= {f"{name}.weight": torch.ones(shape), f"{name}.bias": torch.ones(shape[0])}
-        states.append({**state, votes: torch.ones(2, 2, 3, 2)})
-    states[1]["digitCaps.weights"] = torch.ones(2, 2, 6)
-    states[1]["digitCaps.routing_module.b"] = torch.ones(2, 2)
+    """State dicts of CapsNets for images of 6×6, by the names of three repositories, in both formats of torch.save."""
+
+    def layers(*shapes: tuple[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
+        return {
+            f"{name}.{part}": torch.ones(shape if part == "weight" else shape[:1])
+            for name, shape in shapes
+            for part in ("weight", "bias")
+        }
+
+    conv, primary = ("conv1", (2, 1, 3, 3)), (4, 2, 3, 3)
+    dense = layers(("decoder.0", (3, 6)), ("decoder.2", (2, 3)), ("decoder.4", (36, 2)))
+    guo = layers(conv, ("primarycaps.conv2d", primary)) | {"digitcaps.weight": torch.ones(2, 2, 3, 2)}
+    bielski = layers(conv, ("primaryCaps.conv", primary))
+    bielski |= {"digitCaps.weights": torch.ones(2, 2, 6), "digitCaps.routing_module.b": torch.ones(2, 2)}
+    gram = layers(conv, *((f"primary_capsules.capsules.{k}", (2, 2, 3, 3)) for k in range(2)))
+    gram |= {"digit_capsules.route_weights": torch.ones(2, 2, 2, 3)}
     files = []
-    for state in (*states, {"state_dict": states[0]}):
+    for state in (guo, guo | dense, bielski, gram, gram | dense, {"state_dict": guo}):
         for zipped in (True, False):
             out = io.BytesIO()
             torch.save(state, out, _use_new_zipfile_serialization=zipped)

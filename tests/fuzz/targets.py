@@ -181,7 +181,7 @@ _JSON = (
     b'[ ] { } " \\\\ null NaN 1e999 99999999999999999999 arguments architecture CNN UNet CapsNet depth channels format'
 )
 _NPY = b"descr fortran_order shape True False ( ) , '|O' '<f8' '>i4' -1 99999999999 1e3 {} None"
-_PICKLE = rb"state_dict conv1.weight digitcaps.weight torch._utils _rebuild_tensor_v2 os system R . t ( K PK"
+_PICKLE = b"state_dict conv1.weight digitcaps.weight torch._utils _rebuild_tensor_v2 os system R . t ( K PK"
 
 TARGETS = {
     target.name: target
@@ -199,7 +199,7 @@ TARGETS = {
             "table", "labels.csv", seeds.table, _table, (b"file", b"label", b";", b'"', b"\r", b"\n", b"a.png", b"../")
         ),
         Target("model", "weights.safetensors", seeds.model, _model, tuple(_JSON.split())),
-        Target("port", "state.pt", seeds.port, _port, tuple(_PICKLE.split())),
+        Target("port", "foreign-weights.pt", seeds.port, _port, tuple(_PICKLE.split())),
         Target("checkpoint", LAST, _checkpoint_seeds, _checkpoint, tuple(_JSON.split())),
     )
 }

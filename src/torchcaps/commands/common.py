@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-out = Console()
-err = Console(stderr=True)
+out = Console(emoji=False)  # a file may be called :cat:
+err = Console(stderr=True, emoji=False)
 
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
 Model = Annotated[str, typer.Argument(help="A run folder, a model folder, a .safetensors file or a shipped name.")]

@@ -11,6 +11,7 @@ from torchcaps.errors import UserError, did_you_mean
 from torchcaps.exchange import keras, ports
 from torchcaps.exchange.foreign import Foreign, Parts
 from torchcaps.models import CapsNet, save
+from torchcaps.models.plan import fitted, planned
 from torchcaps.models.ported import PortedCapsNet
 
 SOURCES = ("keras", "pytorch")
@@ -31,10 +32,11 @@ def convert(path: Path, source: str, iterations: int = 3) -> tuple[CapsNet, Fore
 
     iterations  as the other code was told; weights do not say
     """
+    tensors = keras.read_h5(path) if source == "keras" else ports.read_state(path)
     try:
-        return _convert(keras.read_h5(path) if source == "keras" else ports.read_state(path), source, iterations)
+        return _convert(tensors, source, iterations)
     except UserError as error:
-        raise error if str(path) in str(error) else UserError(f"{path}: {error}") from error
+        raise UserError(f"{path}: {error}") from error
 
 
 def _convert(tensors: dict[str, Tensor], source: str, iterations: int) -> tuple[CapsNet, Foreign]:
@@ -56,11 +58,12 @@ def _convert(tensors: dict[str, Tensor], source: str, iterations: int) -> tuple[
 def _made(
     kind: type[CapsNet], parts: Parts, foreign: Foreign, options: dict[str, Any], more: dict[str, Tensor]
 ) -> CapsNet:
-    model = kind(**parts.options(foreign.layout), **options)
+    arguments, state = {**parts.options(foreign.layout), **options}, {**parts.state(), **more}
     try:
-        model.load_state_dict({name: each.contiguous() for name, each in {**parts.state(), **more}.items()})
-    except RuntimeError as error:
-        reason = str(error).splitlines()[-1].strip()
-        raise UserError(f"{foreign.layout}: the tensors do not fit one another: {reason}") from error
+        state = fitted(planned(kind, arguments, len(state)), state)
+    except (ValueError, ArithmeticError, RuntimeError) as error:
+        raise UserError(f"{foreign.layout}: the tensors do not fit one another: {error}") from error
+    model = kind(**arguments)
+    model.load_state_dict(state)
     model.trained_by = {"converted_from": foreign.layout}
     return model.eval()

@@ -6,11 +6,11 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from torchcaps.errors import UserError
 
-LARGEST = 2**28  # numbers in a tensor: a file of a few bytes may claim any shape
 STRIDE = 2  # of the primary capsules, in every layout that is known; weights do not tell it
 
 
@@ -38,10 +38,8 @@ class Foreign:
         if not fits:
             wanted = ", ".join("any" if size is None else str(size) for size in shape)
             raise UserError(f"{self.layout}: {name} is {tuple(tensor.shape)}; it should be ({wanted})")
-        if not tensor.is_floating_point() or tensor.numel() > LARGEST:
+        if not _are_weights(tensor):
             raise UserError(f"{self.layout}: {name} is {tuple(tensor.shape)} of {tensor.dtype}, which no weights are")
-        if not tensor.isfinite().all():
-            raise UserError(f"{self.layout}: {name} has values that are not numbers: the training had diverged")
         self.lines.append(f"{name} {tuple(tensor.shape)} → {to}{how and ': ' + how}")
         return tensor.float()
 
@@ -49,6 +47,12 @@ class Foreign:
         """Nothing may be left over: it would have meant something."""
         if self._left:
             raise UserError(f"{self.layout}: no place is known for {', '.join(sorted(self._left))}")
+
+
+def _are_weights(tensor: Tensor) -> bool:
+    """Whether it has values, as many as there is memory behind it: a file of a few bytes may claim any shape."""
+    plain = tensor.layout is torch.strided and tensor.device.type == "cpu" and tensor.is_floating_point()
+    return plain and 0 < tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes()
 
 
 class Parts(NamedTuple):

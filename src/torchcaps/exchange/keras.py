@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from torchcaps.errors import UserError
-from torchcaps.exchange.foreign import LARGEST, Foreign, Parts
+from torchcaps.exchange.foreign import Foreign, Parts
 from torchcaps.exchange.needs import needed
 
 LAYOUT = "CapsNet-Keras"
+LARGEST = 2**28  # numbers in a tensor: a file of a few bytes may claim any shape
 
 
 def read_h5(path: Path) -> dict[str, Tensor]:
@@ -93,11 +94,11 @@ def _channels_first(pixels: Tensor, colours: int) -> Tensor:
 
 def _tensor(h5py: Any, found: Any, name: str, home: str) -> Tensor:
     if not isinstance(found, h5py.Dataset):
-        raise UserError(f"{LAYOUT}: {name} is named in the file, but not there")
+        raise UserError(f"{home}: {name} is named in the file, but not there")
     if found.external or found.is_virtual or found.file.filename != home:
-        raise UserError(f"{LAYOUT}: {name} lies in another file, which is not read")
+        raise UserError(f"{home}: {name} lies in another file, which is not read")
     if found.size > LARGEST or found.dtype.kind != "f":
-        raise UserError(f"{LAYOUT}: {name} is {found.shape} of {found.dtype}, which no weights are")
+        raise UserError(f"{home}: {name} is {found.shape} of {found.dtype}, which no weights are")
     return torch.from_numpy(found[()].astype("float32"))
 
 

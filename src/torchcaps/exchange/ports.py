@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from torchcaps.bounded import unpacked
 from torchcaps.errors import UserError, did_you_mean
 from torchcaps.exchange.foreign import Foreign, Parts
 
@@ -36,9 +38,13 @@ class Port(NamedTuple):
 def read_state(path: Path) -> dict[str, Tensor]:
     """A state dict, read without running what a pickle may hold."""
     try:
+        if zipfile.is_zipfile(path):
+            _check_unpacked(path)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of pickles that torch has not written: they are refused anyway
             found = torch.load(path, map_location="cpu", weights_only=True)
+    except UserError:
+        raise
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
     except Exception as error:  # of damaged files and refused pickles alike: any kind, by the torch at hand
@@ -49,6 +55,14 @@ def read_state(path: Path) -> dict[str, Tensor]:
     if not isinstance(found, dict) or not found or not all(isinstance(each, Tensor) for each in found.values()):
         raise UserError(f"{path} holds no state dict: names with a tensor each")
     return {str(name).removeprefix("module."): tensor.detach() for name, tensor in found.items()}
+
+
+def _check_unpacked(path: Path) -> None:
+    """torch.save packs nothing: a file whose parts become much more than itself is none of its own."""
+    with zipfile.ZipFile(path) as packed:
+        size = sum(part.file_size for part in packed.infolist())
+    if size > unpacked(path.stat().st_size):
+        raise UserError(f"{path} would unpack to {size:,} bytes, which no weights do")
 
 
 def _why(path: Path, error: Exception) -> str:
