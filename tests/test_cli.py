@@ -18,6 +18,7 @@ from PIL import Image
 
 import torchcaps
 from torchcaps import cli
+from torchcaps.commands import common
 from torchcaps.models import create_model, save
 
 LONG = ["train.epochs=5000", "data.limit=100", "data.image_size=12"]
@@ -257,3 +258,11 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
     again = torchcaps_command("train", "--resume", "run", "--epochs", done + 1, cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     assert (tmp_path / "run" / "report.html").exists()
+
+
+def test_words_of_a_file_are_printed_as_they_are(capsys):
+    odd = ":cat: [bold]x[/bold] " + 100 * "long"
+    common.say(odd)
+    common.show(("file",), [(":cat: [b]",)])
+    said, _, row = capsys.readouterr().out.splitlines()
+    assert (said, row.rstrip()) == (odd, ":cat: [b]")
