@@ -39,7 +39,10 @@ class Foreign:
             wanted = ", ".join("any" if size is None else str(size) for size in shape)
             raise UserError(f"{self.layout}: {name} is {tuple(tensor.shape)}; it should be ({wanted})")
         if not _are_weights(tensor):
-            raise UserError(f"{self.layout}: {name} is {tuple(tensor.shape)} of {tensor.dtype}, which no weights are")
+            raise UserError(
+                f"{self.layout}: {name} is {tuple(tensor.shape)} of {tensor.dtype}, which no weights are: those are "
+                "dense and floating-point, with a value in the file for each number. Save a state_dict() of such"
+            )
         self.lines.append(f"{name} {tuple(tensor.shape)} → {to}{how and ': ' + how}")
         return tensor.float()
 

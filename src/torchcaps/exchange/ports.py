@@ -62,7 +62,9 @@ def _check_unpacked(path: Path) -> None:
     with zipfile.ZipFile(path) as packed:
         size = sum(part.file_size for part in packed.infolist())
     if size > unpacked(path.stat().st_size):
-        raise UserError(f"{path} would unpack to {size:,} bytes, which no weights do")
+        raise UserError(
+            f"{path} would unpack to {size:,} bytes, which no weights do: save a state_dict() by torch.save"
+        )
 
 
 def _why(path: Path, error: Exception) -> str:
