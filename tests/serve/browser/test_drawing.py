@@ -177,3 +177,20 @@ def test_a_file_dropped_on_another_panel_is_opened_in_the_first(open_page):
     page.evaluate(DROP, [base64.b64encode(written(THREE)).decode(), "three.png", "image/png"])
     expect(page.locator("#panel-draw")).to_be_visible()
     wins(page, 3)
+
+
+def test_what_was_wrong_with_a_file_outlasts_an_answer_that_was_on_its_way(page):
+    wins(page, 5)
+    held = []
+    page.route("**/api/predict", lambda route: held.append(route))
+    with page.expect_request("**/api/predict"):
+        page.get_by_role("button", name="7, upright").click()
+    page.evaluate(DROP, [base64.b64encode(b"no picture").decode(), "notes.txt", "image/png"])
+    expect(page.locator("#message")).to_contain_text("notes.txt")
+    held[0].continue_()
+    wins(page, 7)
+    expect(page.locator("#message")).to_contain_text("notes.txt")
+    page.unroute("**/api/predict")
+    page.get_by_role("button", name="3, upright").click()
+    wins(page, 3)
+    expect(page.locator("#message")).to_be_empty()

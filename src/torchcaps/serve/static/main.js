@@ -64,7 +64,7 @@ async function start() {
   const predict = latest("api/predict", (answer, question) => {
     page.question = question.image;
     page.answer = answer;
-    $("message").textContent = "";
+    $("message").textContent = unread ?? "";
     const [winner] = answer.winners;
     const name = page.model.classes[winner];
     const length = answer.lengths[winner];
@@ -74,9 +74,11 @@ async function start() {
     panels[front].answered();
   }, failed);
 
+  let unread = null;      // what was wrong with a file: it stands until the drawing changes
   let opened = null;      // a picture file, and the mark it became: it goes as it came until somebody draws on it
   const pad = new Pad($("pad"), { label: "Drawing pad", help: "pad-help", changed: paced(question) });
   function question() {
+    unread = null;
     if (pad.empty) return nothing();
     const asOpened = opened !== null && pad.marks.length === 1 && pad.marks[0] === opened.mark;
     predict({ image: { png: asOpened ? opened.png : pictureOf(pad.marks), centre: true }, model: page.model.name });
@@ -102,6 +104,7 @@ async function start() {
       opened = { png, mark: { layer: 0, picture } };
       pad.replace([opened.mark]);
     } catch (error) {
+      if (!(error instanceof Away)) unread = error.message;
       failed(error);
     }
   }
