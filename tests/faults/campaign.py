@@ -42,7 +42,7 @@ SETTINGS = [
     *("model.channels=4", "model.types=2", "model.hidden=[16]", "train.ema=0.9"),
     *("train.batch_size=16", "train.epochs=12", "train.save_every=0.02"),  # within epochs, too
 ]
-HALF = 6 * 20  # steps
+MIDWAY = 2 * 20  # steps, when the run has long not ended
 REFUSED, STOPPED = 2, 130  # exit codes of a run that ended with a sentence, and of one that was asked to stop
 
 
@@ -51,16 +51,18 @@ def main() -> int:
     for name, usual in (("kills", 50), ("damaged", 20), ("full", 10), ("seed", 0)):
         parser.add_argument(f"--{name}", type=int, default=usual)
     asked = parser.parse_args()
-    chance = random.Random(asked.seed)
+    chances = [
+        random.Random(f"{asked.seed} {kind}") for kind in ("killed", "damaged", "filled")
+    ]  # one by one repeatable
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         began = time.perf_counter()
         assert ended(spawn(folder / "whole")) == 0
         usual = time.perf_counter() - began
         lost = [
-            killed(folder, asked.kills, chance, usual),
-            damaged(folder, asked.damaged, chance),
-            filled(folder, asked.full, chance),
+            killed(folder, asked.kills, chances[0], usual),
+            damaged(folder, asked.damaged, chances[1]),
+            filled(folder, asked.full, chances[2]),
         ]
     print("nothing was lost" if not any(lost) else f"{sum(lost)} faults were not survived")
     return int(any(lost))
@@ -92,7 +94,7 @@ def killed(folder: Path, count: int, chance: random.Random, usual: float) -> int
 def damaged(folder: Path, count: int, chance: random.Random) -> int:
     """A run stopped in the middle, its newest checkpoint spoiled in some way, and resumed."""
     lost, said = 0, 0
-    half = stopped_half_way(folder / "half")
+    half = stopped_midway(folder / "midway")
     for number in range(count):
         run = folder / f"damaged-{number}"
         shutil.copytree(half, run)
@@ -107,9 +109,9 @@ def damaged(folder: Path, count: int, chance: random.Random) -> int:
     return lost + (said != count)
 
 
-def stopped_half_way(run: Path) -> Path:
+def stopped_midway(run: Path) -> Path:
     process = spawn(run)
-    while (saved_step(run / "checkpoints") or 0) < HALF:
+    while (saved_step(run / "checkpoints") or 0) < MIDWAY:
         time.sleep(0.01)
     os.kill(process, signal.SIGTERM)
     assert ended(process) == STOPPED

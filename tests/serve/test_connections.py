@@ -18,7 +18,7 @@ from torchcaps.serve.run import settings
 @pytest.fixture
 def connect(explorer):
     """connect() → a socket to a server of this process."""
-    with listening_for(explorer) as connected:
+    with listening_for(explorer) as (_, connected):
         yield connected
 
 
@@ -35,7 +35,7 @@ def listening_for(explorer):
                 yield client
 
         try:
-            yield connected
+            yield server, connected
         finally:
             server.should_exit = True
             thread.join(20)
@@ -50,19 +50,19 @@ def everything(client):
 
 @pytest.mark.parametrize("said", [b"", b"GET /healthz HT", b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX-Slow: "])
 def test_who_asks_nothing_is_not_waited_for(connect, monkeypatch, said):
-    monkeypatch.setattr(connections, "SILENT_SECONDS", 0.2)
+    monkeypatch.setattr(connections, "SILENT_SECONDS", 1.0)
     with connect() as client:
         client.sendall(said)
         assert everything(client) == b""
 
 
 def test_a_connection_lasts_while_it_is_used(connect, monkeypatch):
-    monkeypatch.setattr(connections, "SILENT_SECONDS", 1.0)
+    monkeypatch.setattr(connections, "SILENT_SECONDS", 3.0)
     question = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with connect() as client:
         for _ in range(4):
             client.sendall(question)
-            time.sleep(0.4)
+            time.sleep(1.0)
         client.sendall(question + b"GET /heal")  # and the next one only begun
         assert everything(client).count(b"HTTP/1.1 200") == 5
 
@@ -95,18 +95,23 @@ def test_who_hangs_up_before_the_turn_comes_is_not_thought_about():
         )
         return f"POST /api/predict HTTP/1.1\r\n{declared}\r\n\r\n{body}".encode()
 
+    def wait_for(connections):
+        while len(server.server_state.connections) != connections:
+            time.sleep(0.01)
+
     slow = Slow()
-    with listening_for(slow) as connect, ExitStack() as stack:
+    with listening_for(slow) as (server, connect), ExitStack() as stack:
         clients = [stack.enter_context(connect()) for _ in range(4)]
         for client in clients:
             client.sendall(question(1))
         while len(slow.asked) < 4:  # one for each thread
             time.sleep(0.01)
         with connect() as leaving, connect() as last:
+            wait_for(6)
             leaving.sendall(question(2))
             leaving.close()
+            wait_for(5)
             last.sendall(question(3))
-            time.sleep(0.2)
             slow.release.set()
             for client in (*clients, last):
                 assert b"enough" in everything(client)

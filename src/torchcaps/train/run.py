@@ -125,7 +125,7 @@ def _train(recipe: Recipe, folder: Path, team: Team, console: Console, resume: b
         examples = epoch_size(splits.train, recipe.augment.crop) * recipe.train.repeat
         steps = num_batches(examples, recipe.train.batch_size)
         watcher = RunWatcher(folder, recipe.train, steps, console, task.measure) if team.first else Follower()
-        with watcher.watching(state):
+        with team.parting(engine.Interrupted), watcher.watching(state):
             shown = _shown(watcher, state, team)
             try:
                 engine.train(trained, splits.train, splits.validation, task, recipe, team.fabric, shown)

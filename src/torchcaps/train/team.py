@@ -111,6 +111,16 @@ class Team:
         return value  # type: ignore[return-value]
 
     @contextmanager
+    def parting(self, stopped: type[Exception]) -> Iterator[None]:
+        """Where a run is stopped, nobody goes before all have come so far: the first closes its files until then, and
+        would be killed once another has ended."""
+        try:
+            yield
+        except stopped:
+            self.fabric.barrier()
+            raise
+
+    @contextmanager
     def together(self) -> Iterator[None]:
         """A process that has lost another says so, and ends."""
         try:

@@ -77,6 +77,7 @@ def test_answers_come_while_the_pen_is_down(page):
 def test_undo_clear_and_brush(page):
     draw(page, THREE)
     wins(page, 3)
+    settle(page)  # a part of it may have won before
     thin = page.get_attribute("#draw-seen", "src")
     page.get_by_role("button", name="Clear").click()
     expect(page.locator("#verdict")).to_have_text("Draw a digit.")
@@ -89,6 +90,7 @@ def test_undo_clear_and_brush(page):
     page.get_by_role("button", name="Clear").click()
     draw(page, THREE)
     wins(page, 3)
+    settle(page)
     assert page.evaluate(INK, page.get_attribute("#draw-seen", "src")) > 1.2 * page.evaluate(INK, thin)
 
 
@@ -194,3 +196,11 @@ def test_what_was_wrong_with_a_file_outlasts_an_answer_that_was_on_its_way(page)
     page.get_by_role("button", name="3, upright").click()
     wins(page, 3)
     expect(page.locator("#message")).to_be_empty()
+
+
+def test_a_file_dropped_at_once_after_a_tab_was_chosen_is_opened_in_the_first(page):
+    wins(page, 5)
+    at_once = f"(file) => {{ document.getElementById('tab-overlap').click(); ({DROP})(file); }}"
+    page.evaluate(at_once, [base64.b64encode(written(THREE)).decode(), "three.png", "image/png"])
+    wins(page, 3)
+    expect(page.locator("#panel-draw")).to_be_visible()

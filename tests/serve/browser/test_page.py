@@ -257,11 +257,12 @@ def test_a_server_that_says_nothing_is_away(open_page):
     page = open_page()
     ready(page, "draw")
     page.evaluate(
-        "() => { const { timeout } = AbortSignal; AbortSignal.timeout = () => timeout.call(AbortSignal, 300); }"
+        "() => { window.usual = AbortSignal.timeout; AbortSignal.timeout = () => usual.call(AbortSignal, 300); }"
     )
     page.route("**/api/predict", lambda route: None)
     draw(page, SEVEN)
     expect(page.locator("#trouble")).to_have_text("The server does not answer. Trying again…")
+    page.evaluate("() => { AbortSignal.timeout = usual; }")
     page.unroute("**/api/predict")
     winner(page, 7)
 

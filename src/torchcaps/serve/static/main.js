@@ -32,7 +32,8 @@ async function start() {
   // A tab that is chosen before the models are known is in front when they are: the address keeps it.
   const tabs = NAMES.map((name) => $(`tab-${name}`));
   let front = null;
-  const choose = (name) => { if (front !== name) location.hash = name; };
+  const named = () => (NAMES.includes(location.hash.slice(1)) ? location.hash.slice(1) : "draw");
+  const choose = (name) => { if (named() !== name) location.hash = name; };      // it is brought to the front a little later
   tabs.forEach((tab, i) => tab.addEventListener("click", () => choose(NAMES[i])));
 
   const { models } = await describe();
@@ -94,7 +95,7 @@ async function start() {
   }
 
   async function open(file) {
-    if (front === "overlap") location.hash = "draw";      // where the pad is that takes pictures
+    if (named() === "overlap") choose("draw");      // where the pad is that takes pictures
     try {
       const png = await readPicture(file);
       const { seen } = await ask("api/predict", { image: { png, centre: true }, model: page.model.name });
@@ -127,7 +128,7 @@ async function start() {
     $("desk").hidden = name === "overlap";
     panels[name].answered();
   }
-  const fromAddress = () => bring(NAMES.includes(location.hash.slice(1)) ? location.hash.slice(1) : "draw");
+  const fromAddress = () => bring(named());
   addEventListener("hashchange", fromAddress);
 
   fromAddress();
