@@ -245,7 +245,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
         text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # in the background it would be ignored
     )
-    deadline = time.monotonic() + 180
+    deadline = time.monotonic() + 60
     while not (tmp_path / "run" / "checkpoints" / "last.safetensors").exists():
         assert time.monotonic() < deadline, "the run did not start"
         time.sleep(0.1)

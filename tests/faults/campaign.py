@@ -94,10 +94,10 @@ def killed(folder: Path, count: int, chance: random.Random, usual: float) -> int
 def damaged(folder: Path, count: int, chance: random.Random) -> int:
     """A run stopped in the middle, its newest checkpoint spoiled in some way, and resumed."""
     lost, said = 0, 0
-    half = stopped_midway(folder / "midway")
+    stopped = stopped_midway(folder / "midway")
     for number in range(count):
         run = folder / f"damaged-{number}"
-        shutil.copytree(half, run)
+        shutil.copytree(stopped, run)
         path = run / "checkpoints" / LAST
         path.write_bytes(spoiled(path.read_bytes(), number, chance))
         log = run / "log"

@@ -132,7 +132,7 @@ def test_a_stopped_command_lets_its_runs_save_and_goes_on(tmp_path):
         ),  # a shell lets what it runs aside ignore Ctrl-C
     )
     folder = tmp_path / "runs" / "reproduce" / "digits-0"
-    deadline = time.monotonic() + 180
+    deadline = time.monotonic() + 60
     while not (folder / "metrics.jsonl").exists() or len((folder / "metrics.jsonl").read_text().splitlines()) < 3:
         assert time.monotonic() < deadline, "the run did not start"
         time.sleep(0.1)

@@ -231,6 +231,35 @@ def test_a_run_of_two_that_is_asked_to_stop_is_saved_however_long_that_takes(tmp
     assert not list((folder / "checkpoints").glob(".last*"))
 
 
+SLOW_TO_CLOSE = """
+import time
+from torch.utils.tensorboard import SummaryWriter
+from torchcaps.cli import main
+
+real = SummaryWriter.close
+
+def close(board):
+    time.sleep(6)
+    real(board)
+
+SummaryWriter.close = close
+main()
+"""
+
+
+@pytest.mark.slow
+def test_a_run_of_two_that_is_asked_to_stop_closes_its_files_however_long_that_takes(tmp_path):
+    """As above, after the run was saved."""
+    script, folder = tmp_path / "slow.py", tmp_path / "run"
+    script.write_text(SLOW_TO_CLOSE)
+    settings = [f"--set={each}" for each in [*SETTINGS, "train.epochs=2000"]]
+    process = started(str(script), *TRAIN[2:], "digits", *settings, "--out", str(folder), "--devices", "2")
+    wait_until(lambda: (saved_step(folder / "checkpoints") or 0) >= 2, process)
+    os.killpg(process.pid, signal.SIGTERM)
+    words, code = ended(process, within=90)
+    assert code == 130, words
+
+
 @pytest.mark.slow
 def test_when_the_first_process_dies_another_says_so(tmp_path):
     folder = tmp_path / "run"
@@ -267,7 +296,7 @@ def test_a_loss_that_is_no_number_in_one_process_ends_all_in_the_same_step(tmp_p
     script = tmp_path / "spoiled.py"
     script.write_text(SPOILED)
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
-    words, code = ended(started(*torchrun, str(tmp_path / "run"), *SETTINGS), within=180)
+    words, code = ended(started(*torchrun, str(tmp_path / "run"), *SETTINGS), within=60)
     assert code != 0
     assert words.count("UserError: the loss became nan or infinite in step 2 (epoch 1)") == 2, words
 
