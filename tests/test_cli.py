@@ -15,6 +15,7 @@ from unittest import mock
 import numpy as np
 import pytest
 from PIL import Image
+from rich.console import Console
 
 import torchcaps
 from torchcaps import cli
@@ -266,3 +267,10 @@ def test_words_of_a_file_are_printed_as_they_are(capsys):
     common.show(("file",), [(":cat: [b]",)])
     said, _, row = capsys.readouterr().out.splitlines()
     assert (said, row.rstrip()) == (odd, ":cat: [b]")
+
+
+def test_a_narrow_window_shortens_no_name(monkeypatch):
+    printed = io.StringIO()
+    monkeypatch.setattr(common, "out", Console(file=printed, width=24))
+    common.show(["drawn by", "label found"], [["a-generator-with-a-long-name", "81.86%"]])
+    assert "".join(printed.getvalue().split()).replace("81.86%", "").endswith("a-generator-with-a-long-name")

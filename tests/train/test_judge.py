@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from torchcaps.data import mask_sources
+from torchcaps.data import Segments, mask_sources
 from torchcaps.errors import UserError
 from torchcaps.models import create_model
 from torchcaps.train import judge as judging
@@ -98,13 +98,34 @@ def test_other_seeds_are_other_unets(monkeypatch):
 
 def test_how_far_apart_two_noises_are_is_told_map_by_map(monkeypatch):
     """One map is found better with the first noise, the other with the second: on average there is no difference."""
-    answers = iter([[0.2, 0.8], [0.8, 0.2]])
-    monkeypatch.setattr(judging, "_dices", lambda unet, segments: next(answers))
+    answers = {16: iter([[0.2, 0.8], [0.8, 0.2]]), 32: iter([[0.5], [0.6]])}  # by how large the images are
+    monkeypatch.setattr(judging, "_dices", lambda unet, segments: next(answers[segments.images[0].shape[-1]]))
     unet = create_model("unet", image_shape=(1, 16, 16), channels=2, depth=1)
-    held_out = mask_sources.draw_axons(2, 16)
-    found = judging._compare(generator(), held_out, [judging.Taught(unet, 0.5)])
+    held_out, whole = mask_sources.draw_axons(2, 16), mask_sources.draw_axons(1, 32)
+    found = judging._compare(generator(), held_out, whole, [judging.Taught(unet, 0.5)])
     assert found["label_dice"] == pytest.approx(0.5)
     assert found["label_dice_apart"] == pytest.approx(0.6)
+    assert found["whole_dice_apart"] == pytest.approx(0.1)
+
+
+def test_whole_maps_may_be_of_any_sizes_that_the_generator_draws(monkeypatch):
+    monkeypatch.setattr(judging, "_dices", lambda unet, segments: [float(i.float().mean()) for i in segments.images])
+    unet = create_model("unet", image_shape=(1, 16, 16), channels=2, depth=1)
+    small, large = mask_sources.draw_axons(1, 16), mask_sources.draw_axons(1, 24)
+    whole = Segments(small.images + large.images, small.masks + large.masks, small.class_names, ("a", "b"))
+    found = judging._compare(generator(), small, whole, [judging.Taught(unet, 0.5)])
+    assert found["whole_dice_apart"] > 0
+
+
+@pytest.mark.parametrize("size", [20, 72])  # no multiple of 8; more than 16 windows at once
+def test_whole_maps_are_left_out_where_the_generator_cannot_draw_them(size, monkeypatch):
+    monkeypatch.setattr(judging, "_dices", lambda unet, segments: [0.5] * len(segments))
+    unet = create_model("unet", image_shape=(1, 16, 16), channels=2, depth=1)
+    held_out, whole = mask_sources.draw_axons(2, 16), mask_sources.draw_axons(1, size)
+    found = judging._compare(generator(), held_out, whole, [judging.Taught(unet, 0.5)])
+    assert found["label_dice_apart"] == 0
+    assert found["whole_dice_apart"] is None
+    assert judge_tables({"trained": {}, "drawn": {"caps": found}})[1][1][0][3] == ""
 
 
 def judged(seed, real, caps, variation):

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 out = Console(emoji=False)  # a file may be called :cat:
 err = Console(stderr=True, emoji=False)
@@ -33,7 +33,8 @@ def say(text: object) -> None:
 
 
 def show(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    table = Table(*map(escape, heading), box=None, pad_edge=False)
+    columns = (Column(escape(each), overflow="fold") for each in heading)  # a narrow window shortens nothing
+    table = Table(*columns, box=None, pad_edge=False)
     for row in rows:
         table.add_row(*map(escape, row))
     out.print(table, highlight=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from torch import Tensor
 from torchcaps.data import MASK_SOURCES, Segments, Splits, load_data, named_data, tiles
 from torchcaps.errors import UserError
 from torchcaps.models import SynthesisModel, UNet
-from torchcaps.models.synthesis import draw_masks
+from torchcaps.models.synthesis import TOGETHER, draw_masks
 from torchcaps.train import engine
 from torchcaps.train.evaluate import warn_if_changed
 from torchcaps.train.likeness import features_of, kid, ssim
@@ -30,6 +30,8 @@ from torchcaps.train.watch import Quiet
 
 DRAWS = 4  # images of every label map to train on, with other noise each, or the real one so often; an even number
 HELD_OUT = 1000  # seed of the noise of label maps that are not trained on
+APART = ("apart with two noises", "whole maps")  # columns: of windows, and of all of a map
+Draw = Callable[[SynthesisModel, Sequence[Tensor], int], list[Tensor]]
 
 
 class Taught(NamedTuple):
@@ -99,7 +101,7 @@ def judge(
             }
             for kind, some in taught.items()
         },
-        "drawn": {name: _compare(each, held_out, taught["real"]) for name, each in generators.items()},
+        "drawn": {name: _compare(each, held_out, splits.test, taught["real"]) for name, each in generators.items()},
         "kid_of_real": _kid(taught["real"][0].unet, _floats(windows), _floats(held_out)),
     }
     if out is not None:
@@ -172,7 +174,7 @@ def judge_tables(result: dict[str, Any]) -> list[tuple[list[str], list[list[str]
     drawn = [
         [
             name,
-            *(f"{each[key]:.2%}" for key in ("label_dice", "label_dice_apart", "variation")),
+            *(_percent(each[key]) for key in ("label_dice", "label_dice_apart", "whole_dice_apart", "variation")),
             f"{each['ssim']:.3f}",
             "" if each["kid"] is None else f"{each['kid']:.4g}",
         ]
@@ -180,8 +182,12 @@ def judge_tables(result: dict[str, Any]) -> list[tuple[list[str], list[list[str]
     ]
     return [
         (["U-Net trained on", "Dice on real images", "n", "of real", "generator parameters"], trained),
-        (["drawn by", "label found, Dice", "apart with two noises", "grey values apart", "SSIM", "KID"], drawn),
+        (["drawn by", "label found, Dice", *APART, "grey values apart", "SSIM", "KID"], drawn),
     ]
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{value:.2%}"
 
 
 def _check(generators: dict[str, SynthesisModel], paired: bool, names: tuple[str, str]) -> None:
@@ -259,21 +265,54 @@ def _teach(recipe: Recipe, rounds: list[Segments], test: Segments, seed: int, de
     return Taught(state.final.eval(), _dice(state.final, test))
 
 
-def _compare(generator: SynthesisModel, held_out: Segments, real: list[Taught]) -> dict[str, Any]:
-    """How images drawn of held-out label maps compare with the real ones, and two of one map with each other."""
-    one, other = (draw_masks(generator, held_out.masks, HELD_OUT + number) for number in range(2))
-    found = [[_dices(each.unet, replace(held_out, images=_bytes(some))) for each in real] for some in (one, other)]
-    pairs = [pair for each in zip(*found) for pair in zip(*each)]  # of every U-Net and map, with either noise
+def _compare(generator: SynthesisModel, held_out: Segments, whole: Segments, real: list[Taught]) -> dict[str, Any]:
+    """How images drawn of held-out label maps compare with the real ones, and two of one map with each other.
+
+    held_out  windows of the maps, as large as what the generator was trained to draw
+    whole     the maps themselves
+    """
+    (one, other), pairs = _drawn_twice(generator, held_out, real)
+    entire = _drawn_twice(generator, whole, real, _one_by_one)[1] if _draws(generator, whole) else None
     unet, true = real[0].unet, _floats(held_out)
     return {
         "parameters": generator.parameter_count(),
         "label_dice": statistics.mean(sum(pairs, ())),
-        "label_dice_apart": statistics.mean(abs(a - b) for a, b in pairs),
+        "label_dice_apart": _apart(pairs),
+        "whole_dice_apart": None if entire is None else _apart(entire),
         "variation": statistics.mean(float((a - b).abs().mean()) for a, b in zip(one, other)),
         "ssim": ssim(one, true),
         "kid": _kid(unet, one, true),
         "n": len(held_out),
     }
+
+
+def _drawn_twice(
+    generator: SynthesisModel, held_out: Segments, real: list[Taught], draw: Draw = draw_masks
+) -> tuple[tuple[list[Tensor], list[Tensor]], list[tuple[float, float]]]:
+    """Two images of every map, and how well either is found: a pair for each U-Net and map."""
+    one, other = (draw(generator, held_out.masks, HELD_OUT + number) for number in range(2))
+    found = [[_dices(each.unet, replace(held_out, images=_bytes(some))) for each in real] for some in (one, other)]
+    return (one, other), [pair for each in zip(*found) for pair in zip(*each)]
+
+
+def _apart(pairs: list[tuple[float, float]]) -> float:
+    return statistics.mean(abs(a - b) for a, b in pairs)
+
+
+def _one_by_one(generator: SynthesisModel, masks: Sequence[Tensor], seed: int) -> list[Tensor]:
+    """Maps of any sizes."""
+    return [draw_masks(generator, [mask], seed, [number])[0] for number, mask in enumerate(masks)]
+
+
+def _draws(generator: SynthesisModel, maps: Segments) -> bool:
+    """Whether it can draw each of these in one piece, with no more memory than windows take."""
+    most = TOGETHER * torch.Size(generator.image_shape[1:]).numel()
+    try:
+        for mask in maps.masks:
+            generator.check_size(*mask.shape)
+    except UserError:
+        return False
+    return all(mask.numel() <= most for mask in maps.masks)
 
 
 def _dice(unet: UNet, segments: Segments) -> float:
