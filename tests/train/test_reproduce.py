@@ -265,9 +265,11 @@ def test_every_measured_figure_is_claimed_by_the_recipe_that_was_measured(path):
     assert {section: now[section] for section in settings} == {section: then[section] for section in settings}
 
 
-def test_no_figure_is_claimed_that_was_not_measured():
-    claimed = {name for name in list_recipes() if (claim := load_recipe(name).claim) and claim.mean is not None}
-    assert claimed == {path.stem for path in RESULTS.glob("*.json")}
+def test_every_recipe_that_claims_a_result_was_measured_and_no_other():
+    claims = {name: claim for name in list_recipes() if (claim := load_recipe(name).claim)}
+    measured = {name for name, claim in claims.items() if claim.mean is not None}
+    assert measured == {path.stem for path in RESULTS.glob("*.json")}
+    assert set(claims) - measured == {"smallnorb"}  # docs/results.md says why
 
 
 @pytest.fixture
