@@ -11,6 +11,7 @@ import argparse
 import json
 from pathlib import Path
 
+from torchcaps.errors import UserError
 from torchcaps.train.judge import pool
 
 
@@ -19,7 +20,10 @@ def main() -> None:
     parser.add_argument("files", nargs="+", type=Path)
     parser.add_argument("--out", required=True, type=Path)
     asked = parser.parse_args()
-    pooled = pool([json.loads(path.read_text(encoding="utf-8")) for path in asked.files])
+    try:
+        pooled = pool([json.loads(path.read_text(encoding="utf-8")) for path in asked.files])
+    except UserError as error:
+        parser.error(str(error))
     asked.out.write_text(json.dumps(pooled, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     for kind, found in pooled["trained"].items():
         print(f"{kind:<30} {100 * found['mean']:.2f} % Dice, n = {found['n']}, {100 * found['of_real']:.1f} % of real")

@@ -30,6 +30,7 @@ from torchcaps.train.reproduce import fill_results
 
 ROOT = Path(__file__).parent.parent
 PICTURES = ROOT / "docs" / "pictures"
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 # <!-- table: FILE --> or <!-- table: FILE where COLUMN=VALUE,… show COLUMN,… -->
 TABLE = re.compile(r"(<!-- table: (\S+)(?: where (\S+))?(?: show (\S+))? -->\n).*?(<!-- end of table -->)", re.DOTALL)
 
@@ -63,10 +64,8 @@ def main() -> None:
     save("scaling", figure_scaling(read_rows("benchmarks/results/h200.csv")))
     save("family", figure_family(read_rows("benchmarks/results/h200-family.csv")))
     save("isbi-curve", explain.figure_by_size(isbi_curves(), measure="Dice of membranes, %", title="ISBI 2012, n = 3"))
-    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
-        fill_tables(page)
-        fill_judged(page)
-        fill_results(page, ROOT / "docs" / "results")
+    for page in PAGES:
+        fill(page)
 
 
 def paper_pictures() -> None:
@@ -120,6 +119,13 @@ def isbi_curves() -> dict[str, list[tuple[int, float, float]]]:
             result = json.loads(file.read_text(encoding="utf-8"))
             points.append((images, result["mean"], result["std"]))
     return curves
+
+
+def fill(page: Path) -> None:
+    """Copy every table of a page from the files that benchmarks wrote."""
+    fill_tables(page)
+    fill_judged(page)
+    fill_results(page, ROOT / "docs" / "results")
 
 
 def fill_judged(page: Path) -> None:

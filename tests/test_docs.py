@@ -1,5 +1,6 @@
 """What the documents show runs as it is written there."""
 
+import importlib.util
 import re
 from pathlib import Path
 
@@ -11,6 +12,16 @@ from torchcaps.layers.routings import ROUTINGS
 from torchcaps.train.recipe import load_recipe
 
 DOCS = Path(__file__).parents[1] / "docs"
+spec = importlib.util.spec_from_file_location("make_figures", DOCS / "make_figures.py")
+make_figures = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(make_figures)
+
+
+@pytest.mark.parametrize("page", make_figures.PAGES, ids=lambda page: page.name)
+def test_every_table_is_what_the_files_of_the_benchmarks_say(page, tmp_path):
+    (copy := tmp_path / page.name).write_text(page.read_text(encoding="utf-8"), encoding="utf-8")
+    make_figures.fill(copy)
+    assert copy.read_text(encoding="utf-8") == page.read_text(encoding="utf-8")
 
 
 def test_a_routing_of_ones_own_is_made_as_the_page_says():

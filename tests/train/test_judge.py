@@ -36,6 +36,13 @@ def test_every_kind_of_images_trains_the_same_unet_for_as_many_steps(tmp_path, m
         steps.append(state.step)
         seen.append(data)
 
+    compare, compared = judging._compare, []
+
+    def spy_on_maps(model, held_out, whole, unets):
+        compared.append(whole)
+        return compare(model, held_out, whole, unets)
+
+    monkeypatch.setattr(judging, "_compare", spy_on_maps)
     monkeypatch.setattr(judging.engine, "train", spy)
     models = {"against": generator("pix2pix"), "names": ("caps", "pix")}
     result = judge(generator(), **models, seeds=2, overrides=TINY, out=tmp_path / "out")
@@ -56,6 +63,7 @@ def test_every_kind_of_images_trains_the_same_unet_for_as_many_steps(tmp_path, m
     assert not torch.equal(caps.images[0], caps.images[32])  # other noise
     assert torch.equal(torch.stack(both.images), torch.stack(real.images[:32] + caps.images[:32]))
     drawn = result["drawn"]["caps"]
+    assert {tuple(segments.masks[0].shape) for segments in compared} == {(32, 32)}  # all of the test images
     assert (drawn["n"], drawn["parameters"]) == (16, generator().parameter_count())
     assert drawn["variation"] > 0
     assert json.loads((tmp_path / "out" / "judge.json").read_text()) == result
@@ -117,27 +125,51 @@ def test_whole_maps_may_be_of_any_sizes_that_the_generator_draws(monkeypatch):
     assert found["whole_dice_apart"] > 0
 
 
-@pytest.mark.parametrize("size", [20, 72])  # no multiple of 8; more than 16 windows at once
-def test_whole_maps_are_left_out_where_the_generator_cannot_draw_them(size, monkeypatch):
+def test_every_unet_looks_at_whole_maps_each_drawn_with_its_own_noise(monkeypatch):
+    seen = []
+    monkeypatch.setattr(judging, "_dices", lambda unet, segments: seen.append((unet, segments)) or [0.5] * 2)
+    unets = [create_model("unet", image_shape=(1, 16, 16), channels=2, depth=1) for _ in range(2)]
+    one = mask_sources.draw_axons(1, 32)
+    whole = Segments(one.images * 2, one.masks * 2, one.class_names, ("a", "again"))
+    judging._compare(generator(), mask_sources.draw_axons(2, 16), whole, [judging.Taught(unet, 0.5) for unet in unets])
+    large = [(unet, segments) for unet, segments in seen if segments.images[0].shape[-1] == 32]
+    assert [unet for unet, _ in large] == unets * 2  # with either noise
+    for _, segments in large:
+        assert not torch.equal(*segments.images)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "drawn"),
+    [
+        ([64], True),
+        ([20], False),  # no multiple of 8
+        ([72], False),  # more than 16 windows of 16
+        ([32, 20], False),  # one of them
+    ],
+)
+def test_whole_maps_are_left_out_where_the_generator_cannot_draw_them(sizes, drawn, monkeypatch):
     monkeypatch.setattr(judging, "_dices", lambda unet, segments: [0.5] * len(segments))
     unet = create_model("unet", image_shape=(1, 16, 16), channels=2, depth=1)
-    held_out, whole = mask_sources.draw_axons(2, 16), mask_sources.draw_axons(1, size)
+    held_out, maps = mask_sources.draw_axons(2, 16), [mask_sources.draw_axons(1, size) for size in sizes]
+    images, masks = ([each for some in maps for each in getattr(some, what)] for what in ("images", "masks"))
+    whole = Segments(images, masks, held_out.class_names, tuple(map(str, sizes)))
     found = judging._compare(generator(), held_out, whole, [judging.Taught(unet, 0.5)])
     assert found["label_dice_apart"] == 0
-    assert found["whole_dice_apart"] is None
-    assert judge_tables({"trained": {}, "drawn": {"caps": found}})[1][1][0][3] == ""
+    assert found["whole_dice_apart"] == (0 if drawn else None)
+    assert judge_tables({"trained": {}, "drawn": {"caps": found}})[1][1][0][3] == ("0.00%" if drawn else "")
 
 
 def judged(seed, real, caps, variation):
     kinds = {"real": real, f"runs/caps-{seed}": caps, f"real + runs/caps-{seed}": real}
-    drawn = {"parameters": 7, "label_dice": 0.5, "variation": variation, "kid": None, "n": 4}
+    drawn = {"parameters": 7, "label_dice": 0.5, "label_dice_apart": 0.1, "variation": variation, "ssim": 0.5}
+    drawn |= {"whole_dice_apart": seed / 10, "kid": None, "n": 4}
     return {
         "data": "axons",
         "windows": 8,
         "draws": 2,
         "test_n": 4,
         "generator_seeds": {f"runs/caps-{seed}": seed},
-        "unet": {"recipe": "judge", "first_seed": seed},
+        "unet": {"recipe": "judge", "settings": [], "parameters": 9, "first_seed": seed},
         "kid_of_real": 0.1 + seed,
         "trained": {
             kind: {"values": [dice], "n": 1, "generator_parameters": None if kind == "real" else 7}
@@ -161,7 +193,17 @@ def test_generators_of_several_seeds_as_one():
     assert pooled["drawn"]["caps"]["kid"] is None
     assert pooled["kid_of_real"] == pytest.approx(0.6)
     assert pooled["unet"]["first_seed"] == [0, 1]
-    assert judge_tables({**pooled, "drawn": {}})[0][1][1][:3] == ["caps", "68.00% ± 11.31%", "2"]
+    trained, drawn = judge_tables(pooled)
+    assert trained[1][1][:3] == ["caps", "68.00% ± 11.31%", "2"]
+    assert drawn[1] == [["caps", "50.00%", "10.00%", "5.00%", "20.00%", "0.500", ""]]
+
+
+def test_judges_of_earlier_versions_did_not_look_at_whole_maps():
+    old, new = judged(0, 0.8, 0.6, 0.1), judged(1, 0.9, 0.76, 0.3)
+    del old["drawn"]["runs/caps-0"]["whole_dice_apart"]
+    for results in ([old, new], [new, old], [old]):
+        pooled = pool(results)
+        assert judge_tables(pooled)[1][1][0][2:4] == ["10.00%", ""]
 
 
 @pytest.mark.parametrize(
@@ -170,6 +212,8 @@ def test_generators_of_several_seeds_as_one():
         (lambda other: other.update(test_n=5), "not judged alike: their test_n"),
         (lambda other: other["trained"].update(more=other["trained"]["real"]), "not judged alike: they have"),
         (lambda other: other["unet"].update(recipe="another"), "not judged alike: their recipe of the U-Net"),
+        (lambda other: other["unet"].update(settings=["train.epochs=4"]), "not judged alike: their settings of the"),
+        (lambda other: other["unet"].update(parameters=10), "not judged alike: their parameters of the U-Net"),
         (lambda other: other.update(judged(0, 0.9, 0.76, 0.3)), "judged twice"),
     ],
 )

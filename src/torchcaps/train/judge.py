@@ -87,7 +87,12 @@ def judge(
     usual = statistics.mean(each.dice for each in taught["real"])
     result = {
         "data": source,
-        "unet": {"recipe": recipe.name, "parameters": taught["real"][0].unet.parameter_count(), "first_seed": first},
+        "unet": {
+            "recipe": recipe.name,
+            "settings": list(overrides),
+            "parameters": taught["real"][0].unet.parameter_count(),
+            "first_seed": first,
+        },
         "generator_seeds": {name: each.trained_by.get("seed") for name, each in generators.items()},
         "windows": len(windows),
         "draws": DRAWS,
@@ -112,10 +117,10 @@ def judge(
 def pool(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """What judges found of the same kinds of generators, trained with other seeds: as if one had judged them all."""
     first = results[0]
-    told = [{**result, "recipe of the U-Net": result["unet"]["recipe"]} for result in results]
-    for what in ("data", "windows", "draws", "test_n", "recipe of the U-Net"):
-        if len({result[what] for result in told}) > 1:
-            raise UserError(f"these were not judged alike: their {what} is {[result[what] for result in told]}")
+    for what in ("data", "windows", "draws", "test_n"):
+        _check_alike(what, [result[what] for result in results])
+    for what in ("recipe", "settings", "parameters"):
+        _check_alike(f"{what} of the U-Net", [result["unet"].get(what) for result in results])
     seeds = [(result["unet"]["first_seed"], tuple(result["generator_seeds"].values())) for result in results]
     if len(set(seeds)) < len(seeds):
         raise UserError(f"one of these was judged twice, by the seeds of U-Net and generators: {seeds}")
@@ -135,12 +140,18 @@ def pool(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
     drawn: dict[str, Any] = {}
     for name in map(_unnumbered, first["drawn"]):
         some = [_by_kind(result["drawn"])[name] for result in results]
-        means = {key: _mean([each[key] for each in some]) for key in some[0] if key not in ("parameters", "n")}
+        keys = dict.fromkeys(key for each in some for key in each if key not in ("parameters", "n"))
+        means = {key: _mean([each.get(key) for each in some]) for key in keys}
         drawn[name] = {"parameters": some[0]["parameters"], **means, "n": sum(each["n"] for each in some)}
     each_seed = {name: [_by_kind(result["generator_seeds"])[name] for result in results] for name in drawn}
     unet = {**first["unet"], "first_seed": [result["unet"]["first_seed"] for result in results]}
     together = {"unet": unet, "generator_seeds": each_seed, "trained": trained, "drawn": drawn}
     return {**first, **together, "kid_of_real": _mean([result["kid_of_real"] for result in results])}
+
+
+def _check_alike(what: str, values: list[Any]) -> None:
+    if any(value != values[0] for value in values):
+        raise UserError(f"these were not judged alike: their {what} is {values}")
 
 
 def _by_kind(found: dict[str, Any]) -> dict[str, Any]:
@@ -174,7 +185,7 @@ def judge_tables(result: dict[str, Any]) -> list[tuple[list[str], list[list[str]
     drawn = [
         [
             name,
-            *(_percent(each[key]) for key in ("label_dice", "label_dice_apart", "whole_dice_apart", "variation")),
+            *(_percent(each.get(key)) for key in ("label_dice", "label_dice_apart", "whole_dice_apart", "variation")),
             f"{each['ssim']:.3f}",
             "" if each["kid"] is None else f"{each['kid']:.4g}",
         ]
@@ -272,7 +283,10 @@ def _compare(generator: SynthesisModel, held_out: Segments, whole: Segments, rea
     whole     the maps themselves
     """
     (one, other), pairs = _drawn_twice(generator, held_out, real)
-    entire = _drawn_twice(generator, whole, real, _one_by_one)[1] if _draws(generator, whole) else None
+    if all(mask.shape == generator.image_shape[1:] for mask in whole.masks):
+        entire: list[tuple[float, float]] | None = pairs  # a window is all of a map
+    else:
+        entire = _drawn_twice(generator, whole, real, _one_by_one)[1] if _draws(generator, whole) else None
     unet, true = real[0].unet, _floats(held_out)
     return {
         "parameters": generator.parameter_count(),
@@ -305,7 +319,7 @@ def _one_by_one(generator: SynthesisModel, masks: Sequence[Tensor], seed: int) -
 
 
 def _draws(generator: SynthesisModel, maps: Segments) -> bool:
-    """Whether it can draw each of these in one piece, with no more memory than windows take."""
+    """Whether it can draw each of these in one piece, with the memory that a batch of windows takes."""
     most = TOGETHER * torch.Size(generator.image_shape[1:]).numel()
     try:
         for mask in maps.masks:
