@@ -68,6 +68,20 @@ def test_tables_leave_out_what_a_model_has_not_got(model):
     assert any(row[2] == "angle of the pose" and row[3].endswith("°") for row in rows)
 
 
+def test_unfamiliar_images_have_rows_by_score(model):
+    result = run_suite(model, "unfamiliar", against=cnn(), n=20)
+    _, rows = suite_table(result)
+    by = {(row[1], row[2]): row[3:] for row in rows}
+    assert result["height"] == 16  # the embedded digits fill their frame
+    assert all(figure.endswith("%") for figure in by["look-alikes", "FPR95 by max length"])
+    assert not any(figure.endswith("%") for figure in by["letters", "AUROC by max length"])
+    capsules, network = by["dots", "AUROC by energy"]
+    assert not capsules
+    assert network
+    assert by["0.95 of the images", "accuracy by max length"][0].endswith("%")
+    assert not any(row[1] == "Fashion-MNIST" for row in rows)
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

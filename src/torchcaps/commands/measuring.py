@@ -21,7 +21,10 @@ def evaluate(
     views: Annotated[bool, typer.Option("--views", help="Answer by the mean over nine slightly moved views.")] = False,
     suite: Annotated[
         str | None,
-        typer.Option(help="Change the images: affine, corruption, adversarial, equivariance, scrambled or crowding."),
+        typer.Option(
+            help="Change the images: affine, corruption, adversarial, equivariance, scrambled or crowding; "
+            "or show those of no known class: unfamiliar."
+        ),
     ] = None,
     against: Annotated[
         str | None, typer.Option(help="With --suite, and of a model that draws: a second model, on the same images.")

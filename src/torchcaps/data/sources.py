@@ -200,6 +200,11 @@ SOURCES: dict[str, Callable[[Path | None, Size, int | None, HoldOut], Splits]] =
 }
 
 
+def has_files(name: str) -> bool:
+    """Whether all files of this data set are in the data folder, so that nothing has to be downloaded."""
+    return all(_present(dataset_folder(name), remote.name) for remote in REMOTES[name])
+
+
 def _idx_files(name: str) -> list[Path]:
     """The four files of a data set in the data folder; those not there yet are downloaded."""
     folder = dataset_folder(name)

@@ -1,4 +1,4 @@
-"""How models bear up when images change: six suites of measurements, each a plain dict that can be written as JSON.
+"""How models bear up when images change: seven suites of measurements, each a plain dict that can be written as JSON.
 
 Every suite takes models by name, images (N, C, H, W) in [0, 1] and targets (N,), and returns
 
@@ -18,8 +18,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from torchcaps.data.sources import FASHION_NAMES
+from torchcaps.data.unfamiliar import LETTERS, LOOK_ALIKES, SIZED, UNFAMILIAR, fashion_mnist, ink_height
 from torchcaps.errors import UserError
 from torchcaps.explain import attack, perturb
+from torchcaps.explain.familiarity import KEPT, accuracy_at_kept, score_images, separation
 from torchcaps.explain.measure import (
     BATCH,
     Alter,
@@ -180,6 +183,40 @@ def crowding(models: Models, images: Tensor, targets: Tensor, *, seed: int = 0) 
     return _result("crowding", models, targets, seed, curves, pairs=counts, apart=APART)
 
 
+def unfamiliar(models: Models, images: Tensor, targets: Tensor, *, seed: int = 0) -> Result:
+    """Whether a score tells images of no known class from the test images.
+
+    Each kind of unfamiliar image (see `data.unfamiliar`) is compared with the test images by each score that a model
+    has (see `familiarity.scores`): AUROC, and FPR95, the share that is still accepted by a threshold that keeps 95 % of
+    the test images. Letters and curves are as large as what the test images show. Letters that look like digits are a
+    kind of their own. Fashion-MNIST is one if the data folder has it. Kinds that a model was taught are left out.
+
+    Also measured is the accuracy over all test images, and over the 95 % with the highest scores.
+
+    also returns  look_alikes: the letters that look like digits; height: pixels of letters and curves, on the longer
+                  side; None where the test images are black
+    """
+    N, C, H, W = images.shape
+    height = min(ink_height(images), H, W) or None  # black images say nothing
+    known = {name: score_images(model, images) for name, model in models.items()}
+    shown = _unfamiliar_images(models, N, (C, H, W), seed, height)
+    found = [{name: score_images(model, drawn).scores for name, model in models.items()} for drawn in shown.values()]
+    areas, kept = [], []
+    for score in dict.fromkeys(score for each in known.values() for score in each.scores):
+        own = {name: each.scores[score] for name, each in known.items() if score in each.scores}
+        apart = {name: [separation(own_N, kind[name][score]) for kind in found] for name, own_N in own.items()}
+        for measure, key in (("AUROC", "auroc"), ("FPR95", "kept95")):
+            values = {name: [each[key] for each in figures] for name, figures in apart.items()}
+            areas.append(_curve("images", "", f"{measure} by {score}", list(shown), values))
+        right = {
+            name: [accuracy_at_kept(own_N, known[name].classes == targets.cpu(), share) for share in (1.0, KEPT)]
+            for name, own_N in own.items()
+        }
+        kept.append(_curve("kept", "of the images", f"accuracy by {score}", (1.0, KEPT), right))
+    curves = [*areas, *kept]
+    return _result("unfamiliar", models, targets, seed, curves, look_alikes=LOOK_ALIKES, height=height)
+
+
 SUITES: dict[str, Callable[..., Result]] = {
     "affine": affine,
     "corruption": corruption,
@@ -187,6 +224,7 @@ SUITES: dict[str, Callable[..., Result]] = {
     "equivariance": equivariance,
     "scrambled": scrambled,
     "crowding": crowding,
+    "unfamiliar": unfamiliar,
 }
 
 
@@ -274,6 +312,20 @@ def _pairs(classes_N: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
         "same class": torch.cat(same, dim=1),
         "two classes": torch.cat(different, dim=1),
     }
+
+
+def _unfamiliar_images(
+    models: Models, n: int, size: tuple[int, int, int], seed: int, height: float | None
+) -> dict[str, Tensor]:
+    """(N, C, H, W) by kind, without those that a class of any model is named after"""
+    taught = {word for model in models.values() for word in model.class_names}
+    kinds = {
+        kind: draw(n, size, seed, **({"height": height} if kind in SIZED else {}))
+        for kind, draw in UNFAMILIAR.items()
+        if kind not in ("letters", "look-alikes") or not taught & set(LETTERS)
+    }
+    clothes = None if taught & set(FASHION_NAMES) else fashion_mnist(n, size, seed)
+    return kinds if clothes is None else {**kinds, "Fashion-MNIST": clothes}
 
 
 def _curve(

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 COLOURS = (STYLE["main"], STYLE["second"], "#009e73", "#cc79a7")  # Okabe and Ito's, as in STYLE
 LINES: dict[str, Any] = {"PGD on cross-entropy": "-", "PGD": "--", "FGSM": "-.", "random signs": ":"}
+MARKERS = {"max length": "o", "energy": "s", "familiarity": "D"}
 ROC_EPS = 0.1  # the strength whose ROC curves are drawn
 ROOM = 40  # letters of a model's name
 
@@ -81,6 +82,44 @@ def figure_crowding(result: Result) -> Figure:
     return _bar_panels(result, f"Two images laid over each other, {result['apart']:g} pixels apart")
 
 
+def figure_unfamiliar(result: Result) -> Figure:
+    """AUROC and FPR95 for each kind of unfamiliar image: a colour for each model, a shape for each score."""
+    from matplotlib.lines import Line2D
+
+    curves = [(*curve["measure"].split(" by ", 1), curve) for curve in result["curves"] if curve["change"] == "images"]
+    scores = [score for measure, score, _ in curves if measure == "AUROC"]
+    kinds = curves[0][2]["strengths"]
+    # Every model and score has a height of its own within the row, so that equal figures do not hide each other.
+    present = {(name, score) for _, score, curve in curves for name in curve["values"]}
+    rows = [(name, score) for name in result["models"] for score in scores if (name, score) in present]
+    high = max(0.32, 0.09 * len(rows) + 0.08)
+    figure = new_figure(8.4, high * len(kinds) + 1.4, _title("Can it tell what it was never taught?", result))
+    panels = dict(zip(("AUROC", "FPR95"), figure.subplots(1, 2, sharey=True, gridspec_kw={"wspace": 0.06})))
+    _shares_across(plain_axes(panels["FPR95"], "Accepted when 95 % of the test images are"))
+    plain_axes(panels["AUROC"], "Area under the ROC curve")
+    lowest = 0.5
+    for measure, score, curve in curves:
+        for name, values in curve["values"].items():
+            step = 0.85 * ((rows.index((name, score)) + 0.5) / len(rows) - 0.5)
+            heights = [row + step for row in range(len(kinds))]
+            look: dict[str, Any] = {"marker": MARKERS[score], "color": _colour(name, result), "markersize": 4.5}
+            panels[measure].plot(values, heights, linestyle="none", clip_on=False, **look)
+            lowest = min(lowest, *values) if measure == "AUROC" else lowest
+    panels["AUROC"].axvline(0.5, color=STYLE["quiet"], linewidth=0.8, linestyle=":")
+    panels["AUROC"].set_xlim(lowest - 0.02, 1.02)
+    for axes in panels.values():
+        axes.set_ylim(len(kinds) - 0.5, -0.5)
+        axes.set_yticks(range(len(kinds)), [_capital(kind) for kind in kinds])
+        axes.tick_params(axis="y", length=0, labelcolor=STYLE["ink"])
+        axes.grid(axis="x", color=STYLE["faint"], linewidth=0.6)
+        for between in range(1, len(kinds)):
+            axes.axhline(between - 0.5, color=STYLE["faint"], linewidth=0.6)
+    shapes: dict[str, Any] = {"color": STYLE["quiet"], "linestyle": "none"}
+    marks = [Line2D([], [], marker=MARKERS[score], label=f"by {score}", **shapes) for score in scores]
+    _legend(figure, [*_names(result), *marks])
+    return figure
+
+
 FIGURES: dict[str, Callable[[Result], Figure]] = {
     "affine": figure_affine,
     "corruption": figure_corruption,
@@ -88,6 +127,7 @@ FIGURES: dict[str, Callable[[Result], Figure]] = {
     "equivariance": figure_equivariance,
     "scrambled": figure_scrambled,
     "crowding": figure_crowding,
+    "unfamiliar": figure_unfamiliar,
 }
 
 
@@ -167,6 +207,15 @@ def _shares(axes: Axes, title: str = "") -> Axes:
 
     axes.yaxis.set_major_formatter(PercentFormatter(1, symbol=" %"))
     return _frame(axes, title)
+
+
+def _shares_across(axes: Axes) -> Axes:
+    """The x axis from 0 to 100 %."""
+    from matplotlib.ticker import PercentFormatter
+
+    axes.xaxis.set_major_formatter(PercentFormatter(1, symbol=" %"))
+    axes.set_xlim(-0.02, 1.02)
+    return axes
 
 
 def _frame(axes: Axes, title: str, bottom: float | None = 0.0) -> Axes:

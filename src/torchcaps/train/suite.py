@@ -85,8 +85,8 @@ def _figure(curve: dict[str, Any], name: str, place: int) -> str:
     value = curve["values"][name][place]
     if curve["measure"] == "angle of the pose":
         return f"{value:.1f}°"
-    shares = ("accuracy", "longest is of a shown class", "shown classes are in the longest two")
-    return f"{value:.1%}" if curve["measure"] in shares else f"{value:.3f}"
+    shares = ("accuracy", "FPR95", "longest is of a shown class", "shown classes are in the longest two")
+    return f"{value:.1%}" if curve["measure"].split(" by ")[0] in shares else f"{value:.3f}"
 
 
 def _check_one_label(name: str, model: ImageModel) -> None:

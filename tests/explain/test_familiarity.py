@@ -1,0 +1,171 @@
+import pytest
+import torch
+from torch import nn
+
+from torchcaps.errors import UserError
+from torchcaps.explain import robustness
+from torchcaps.explain.familiarity import accuracy_at_kept, energy, max_length, score_images, scores, separation
+from torchcaps.models import ImageModel, Output
+
+
+class Bright(ImageModel):
+    """Two classes, dark and bright; what it answers depends on the mean of an image alone."""
+
+    def __init__(self, logits: bool = False, class_names=None):
+        super().__init__((1, 12, 12), 2, class_names=class_names)
+        self.logits = logits
+        self.unused = nn.Parameter(torch.zeros(1))
+
+    def forward(self, images, targets=None):
+        assert not self.training
+        mean = images.mean((1, 2, 3))
+        lengths = torch.stack([1 - mean, mean], 1)
+        return Output(lengths, logits=10 * lengths if self.logits else None)
+
+
+class Own(Bright):
+    def familiarity(self, images, output):
+        assert images.shape[0] == output.lengths.shape[0]
+        return -images.flatten(1).std(1)
+
+
+def test_scores_by_hand():
+    output = Output(torch.tensor([[0.2, 0.7], [0.9, 0.1]]), logits=torch.tensor([[0.0, 0.0], [1.0, 3.0]]))
+    assert max_length(output).tolist() == pytest.approx([0.7, 0.9])
+    assert energy(output).tolist() == pytest.approx([0.693147, 3.126928], abs=1e-5)
+    with pytest.raises(UserError, match="no logits"):
+        energy(Output(output.lengths))
+
+
+def test_a_model_has_the_scores_that_it_allows():
+    images = torch.rand(600, 1, 12, 12)
+    assert set(score_images(Bright(), images).scores) == {"max length"}
+    assert set(score_images(Bright(logits=True), images).scores) == {"max length", "energy"}
+    model = Own().train()
+    found = score_images(model, images)
+    assert set(found.scores) == {"max length", "familiarity"}
+    torch.testing.assert_close(found.scores["familiarity"].float(), -images.flatten(1).std(1))
+    assert torch.equal(found.classes, (images.mean((1, 2, 3)) > 0.5).long())
+    assert model.training
+
+
+def test_a_score_that_is_not_one_an_image_is_refused():
+    model = Own()
+    model.familiarity = lambda images, output: output.lengths
+    with pytest.raises(ValueError, match="familiarity: expected one score an image"):
+        scores(model, torch.rand(2, 1, 12, 12), Output(torch.rand(2, 2)))
+
+
+def test_separation_by_hand():
+    # Of the 4 × 3 pairs 9 are right and 1 is a tie: 9.5 / 12. All four must stay to keep 95 %, so the threshold is 2.
+    familiar, other = torch.tensor([5.0, 4.0, 3.0, 2.0]), torch.tensor([3.5, 2.0, 1.0])
+    assert separation(familiar, other) == {
+        "auroc": pytest.approx(9.5 / 12, abs=1e-6),
+        "kept95": pytest.approx(2 / 3, abs=1e-6),
+    }
+    assert separation(other, familiar)["auroc"] == pytest.approx(2.5 / 12, abs=1e-6)
+
+
+def test_a_threshold_gives_up_one_familiar_image_in_twenty():
+    familiar = torch.arange(20.0)  # all but 0 are kept
+    assert separation(familiar, torch.tensor([0.5, 1.0, 7.0, -3.0]))["kept95"] == 0.5
+    hundred = torch.arange(100.0)  # 5 to 99 are kept
+    assert separation(hundred, torch.tensor([4.9, 5.0]))["kept95"] == 0.5
+
+
+def test_extremes_ties_and_infinities():
+    low, high = torch.rand(30), 2 + torch.rand(40)
+    assert separation(high, low) == {"auroc": 1.0, "kept95": 0.0}
+    assert separation(low, high) == {"auroc": 0.0, "kept95": 1.0}
+    assert separation(torch.ones(5), torch.ones(7)) == {"auroc": 0.5, "kept95": 1.0}
+    infinite = torch.tensor([-torch.inf, -torch.inf])
+    assert separation(torch.tensor([0.0, torch.inf]), infinite) == {"auroc": 1.0, "kept95": 0.0}
+
+
+def test_accuracy_over_the_images_kept():
+    correct = torch.tensor([True] * 15 + [False] * 5)
+    falling = torch.arange(20.0, 0, -1)
+    assert accuracy_at_kept(falling, correct, 1.0) == 0.75
+    assert accuracy_at_kept(falling, correct) == pytest.approx(15 / 19, abs=1e-6)
+    assert accuracy_at_kept(-falling, correct) == pytest.approx(14 / 19, abs=1e-6)
+    assert accuracy_at_kept(falling, correct, 0.5) == 1.0
+    assert accuracy_at_kept(falling, correct, 1e-6) == 1.0
+
+
+def test_ties_for_the_last_places_count_in_part():
+    tied = torch.tensor([2.0, 1.0, 1.0, 1.0])
+    for correct in ([1, 1, 0, 0], [1, 0, 0, 1]):  # one, and of the next three a third
+        assert accuracy_at_kept(tied, torch.tensor(correct), 0.5) == pytest.approx((1 + 1 / 3) / 2, abs=1e-6)
+
+
+@pytest.mark.parametrize("bad", [torch.tensor([1.0, torch.nan]), torch.zeros(0), torch.zeros(2, 2)], ids=str)
+def test_what_is_no_list_of_scores_is_refused(bad):
+    good, words = torch.rand(2), "NaN" if bad.isnan().any() else "one or more scores"
+    with pytest.raises(UserError, match=f"unfamiliar: .*{words}"):
+        separation(good, bad)
+    with pytest.raises(UserError, match=f"^familiar: .*{words}"):
+        separation(bad, good)
+    with pytest.raises(UserError, match=words):
+        accuracy_at_kept(bad, torch.ones(bad.shape))
+
+
+@pytest.mark.parametrize(("share", "answers", "words"), [(0.0, 2, "share"), (1.5, 2, "share"), (0.95, 3, "correct")])
+def test_shares_and_lengths_that_do_not_fit_are_refused(share, answers, words):
+    with pytest.raises(UserError, match=words):
+        accuracy_at_kept(torch.rand(2), torch.ones(answers), share)
+
+
+def curve(result, measure):
+    (found,) = (each for each in result["curves"] if each["measure"] == measure)
+    return found["strengths"], found["values"]
+
+
+def test_the_suite_tells_what_a_model_can_tell():
+    """Test images are nearly black or nearly white: greys are what the longest capsule is short for."""
+    images = torch.rand(40, 1, 12, 12) * 0.02
+    images[20:] += 0.98
+    targets = torch.tensor([0] * 20 + [1] * 19 + [0])
+    models = {"plain": Bright(), "own": Own(), "logits": Bright(logits=True)}
+    result = robustness.unfamiliar(models, images, targets)
+    kinds, areas = curve(result, "AUROC by max length")
+    assert kinds == [*robustness.UNFAMILIAR]
+    assert set(areas) == set(models)
+    for kind, auroc, accepted in zip(kinds, areas["plain"], curve(result, "FPR95 by max length")[1]["plain"]):
+        if kind in ("uniform noise", "Gaussian noise", "gradients"):
+            assert (auroc, accepted) == (1.0, 0.0)
+        if kind == "constants":  # black and white are half of them, and beyond every test image
+            assert (auroc, accepted) == (0.5, 0.5)
+    assert set(curve(result, "AUROC by energy")[1]) == {"logits"}
+    kinds, areas = curve(result, "AUROC by familiarity")
+    assert set(areas) == {"own"}
+    assert areas["own"][kinds.index("uniform noise")] == 1.0
+    shares, right = curve(result, "accuracy by max length")
+    assert shares == [1.0, 0.95]
+    assert right["plain"][0] == 0.975
+    assert result["look_alikes"] == robustness.LOOK_ALIKES
+
+
+def test_what_a_model_was_taught_is_not_unfamiliar(monkeypatch):
+    images, targets = torch.rand(4, 1, 12, 12), torch.tensor([0, 1, 0, 1])
+    monkeypatch.setattr(robustness, "fashion_mnist", lambda n, size, seed: torch.zeros(n, *size))
+
+    def kinds(*class_names):
+        result = robustness.unfamiliar({"model": Bright(class_names=class_names)}, images, targets)
+        return curve(result, "AUROC by max length")[0]
+
+    assert kinds("0", "1") == [*robustness.UNFAMILIAR, "Fashion-MNIST"]
+    assert "Fashion-MNIST" not in kinds("Bag", "1")
+    assert not {"letters", "look-alikes"} & set(kinds("a", "b"))
+
+
+def test_letters_are_as_large_as_what_the_test_images_show(monkeypatch):
+    heights = []
+    draw = robustness.UNFAMILIAR["letters"]
+    monkeypatch.setitem(
+        robustness.UNFAMILIAR, "letters", lambda *of, height: heights.append(height) or draw(*of, height=height)
+    )
+    images = torch.zeros(5, 1, 12, 12)
+    images[:, :, 2:9, 5] = 1
+    for shown in (images, torch.zeros_like(images)):
+        robustness.unfamiliar({"model": Bright()}, shown, torch.zeros(5, dtype=torch.long))
+    assert heights == [7, None]
