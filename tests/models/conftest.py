@@ -33,6 +33,11 @@ SMALLEST = {  # a model that is not named here is tried at its default size
     "em_capsnet_large": {"image_shape": (1, 13, 13), "first": 4, "second": 4, "inverse_temperature": (0.1, 0.1)},
     "baseline_cnn": {"image_shape": (1, 6, 6)},
     "matched_cnn": {"image_shape": (1, 12, 12), "parameters": 50_000},
+    "strong_cnn": {"image_shape": (1, 12, 12), "width": 8},
+    "pooled_cnn": {"image_shape": (1, 18, 18), "channels": (16, 16)},
+    "small_resnet": {"image_shape": (1, 12, 12), "channels": (4, 8, 16), "blocks": 1},
+    "posecaps": {"image_shape": (1, 12, 12), "width": 8, "types": 4, "turn": 15, "padding": 2, "hidden": 16},
+    "posecaps_small": {"image_shape": (1, 12, 12), "turn": 15},
     "segcaps": {"image_shape": (1, 16, 16), "channels": 4, "width": 0.5},
     "unet": {"image_shape": (1, 16, 16), "channels": 4, "depth": 2},
     "capspix2pix": {"image_shape": (1, 16, 16), "channels": 4, "width": 0.5, "z": 7},
@@ -70,7 +75,8 @@ def loss_of():
             return spread_loss(out.lengths, targets).mean()
         terms = {"margin": margin_loss(out.lengths, targets)}
         terms["reconstruction"] = reconstruction_loss(out.reconstruction, images)
-        return combine(terms, {"margin": 1.0, "reconstruction": 0.0005})
+        terms |= {name: getattr(out, name) for name in model.own_losses}
+        return combine(terms, {"margin": 1.0, "reconstruction": 0.0005, **model.own_losses})
 
     return loss_of
 

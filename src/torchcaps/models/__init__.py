@@ -1,8 +1,11 @@
 """Networks by paper, and the ways to make, save and load them."""
 
-from torchcaps.models.base import CapsuleModel, ImageModel, Output
+from torchcaps.models.base import CapsuleModel, ImageModel, Output, Placement
 from torchcaps.models.baselines.cnn import CNN, baseline_cnn, matched_cnn
 from torchcaps.models.baselines.pix2pix import Pix2Pix, pix2pix, pix2pix_small
+from torchcaps.models.baselines.pooled_cnn import PooledCNN, pooled_cnn
+from torchcaps.models.baselines.resnet import ResNet, small_resnet
+from torchcaps.models.baselines.strong_cnn import StrongCNN, strong_cnn
 from torchcaps.models.baselines.unet import UNet, unet
 from torchcaps.models.capsnet import CapsNet, capsnet, capsnet_small
 from torchcaps.models.capspix2pix import CapsPix2Pix, capspix2pix, capspix2pix_small
@@ -11,6 +14,7 @@ from torchcaps.models.efficient_capsnet import EfficientCapsNet, efficient_capsn
 from torchcaps.models.em_capsnet import EMCapsNet, em_capsnet, em_capsnet_large
 from torchcaps.models.files import load, save, shipped_models
 from torchcaps.models.pixels import PixelModel
+from torchcaps.models.posecaps import PoseCaps, posecaps, posecaps_small
 from torchcaps.models.registry import create_model, list_models
 from torchcaps.models.segcaps import SegCaps, segcaps
 from torchcaps.models.synthesis import SynthesisModel
@@ -27,7 +31,12 @@ __all__ = [
     "Output",
     "Pix2Pix",
     "PixelModel",
+    "Placement",
+    "PooledCNN",
+    "PoseCaps",
+    "ResNet",
     "SegCaps",
+    "StrongCNN",
     "SynthesisModel",
     "UNet",
     "baseline_cnn",
@@ -44,8 +53,13 @@ __all__ = [
     "matched_cnn",
     "pix2pix",
     "pix2pix_small",
+    "pooled_cnn",
+    "posecaps",
+    "posecaps_small",
     "save",
     "segcaps",
     "shipped_models",
+    "small_resnet",
+    "strong_cnn",
     "unet",
 ]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +17,27 @@ from torchcaps.errors import UserError
 from torchcaps.layers import ConvDecoder, Decoder, DenseCaps, mask_capsules
 
 
+class Placement(NamedTuple):
+    """How each class would stand in the image if it were there, each (B, J).
+
+    Attributes:
+        x, y: of its centre, in pixels; 0 is the middle of the leftmost, or topmost, pixel.
+        angle: degrees, counter-clockwise, in (-180, 180].
+        scale: 1 is the mean size of the training images.
+        spread: how far the views disagree about the angle: a standard deviation, in degrees.
+        stretch: how much wider than high it has become; None if the model does not read it.
+        shear: pixels to the right for each pixel up; None if the model does not read it.
+    """
+
+    x: Tensor
+    y: Tensor
+    angle: Tensor
+    scale: Tensor
+    spread: Tensor
+    stretch: Tensor | None = None
+    shear: Tensor | None = None
+
+
 class Output(NamedTuple):
     """What a model answers for a batch of images; what it has not got is None.
 
@@ -23,12 +45,16 @@ class Output(NamedTuple):
     poses           (B, J, D)     the class capsules
     reconstruction  (B, C, H, W)  the image as the chosen capsules describe it; (B, M, C, H, W): one for each
     logits          (B, J)        of models that end in a softmax: lengths are its probabilities
+    placement                     how each class stands, in pixels and degrees
+    disagreement    (B,)          in training: how far the views of an image disagree about how its class stands
     """
 
     lengths: Tensor
     poses: Tensor | None = None
     reconstruction: Tensor | None = None
     logits: Tensor | None = None
+    placement: Placement | None = None
+    disagreement: Tensor | None = None
 
 
 class ImageModel(
@@ -47,6 +73,7 @@ class ImageModel(
     """
 
     objective: str = "margin"  # the loss it is trained with unless a recipe says otherwise
+    own_losses: Mapping[str, float] = MappingProxyType({})  # terms that its output has, and their usual weights
     arguments: dict[str, Any]  # what the model was made with: enough to make it again
     mean: Tensor | None
     std: Tensor | None
@@ -85,17 +112,22 @@ class ImageModel(
             if values is not None and len(values) != self.image_shape[0]:
                 raise UserError(f"{name}: {label} must have one value for each of {self.image_shape[0]} channels")
         self.trained_by: dict[str, Any] = {}  # recipe name, seed and data of the run that trained it, for `eval`
+        self.none_below: float | None = None  # familiarity under which the answer is "none of these"; set by training
         self.register_buffer("mean", _per_channel(mean), persistent=False)
         self.register_buffer("std", _per_channel(std), persistent=False)
 
     def normalise(self, images: Tensor) -> Tensor:
         """Check a batch (B, C, H, W) of values in [0, 1]; bring it to the mean and std the model was trained with."""
+        self.check_images(images)
+        return self._scaled(images)
+
+    def check_images(self, images: Tensor) -> None:
+        """Refuse a batch that is not (B, C, H, W) with the model's C, H and W."""
         if images.ndim != 4 or images.shape[1:] != self.image_shape:
             raise ValueError(
                 f"{type(self).__name__}: expected images of shape (B, {', '.join(map(str, self.image_shape))}), "
                 f"got {tuple(images.shape)}"
             )
-        return self._scaled(images)
 
     def _scaled(self, images: Tensor) -> Tensor:
         if self.mean is not None:

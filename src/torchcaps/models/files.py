@@ -97,6 +97,7 @@ def describe(model: ImageModel) -> dict[str, Any]:
         "preprocessing": {"image_shape": model.image_shape, "resize_to": model.resize_to, "scale": 1 / 255},
         "parameters": model.parameter_count(),
         "trained_by": model.trained_by,
+        "none_below": model.none_below,
     }
 
 
@@ -163,6 +164,8 @@ def _read(path: Path) -> ImageModel:
     model.load_state_dict(state)
     trained_by = config.get("trained_by")
     model.trained_by = trained_by if isinstance(trained_by, dict) else {}
+    none_below = config.get("none_below")
+    model.none_below = float(none_below) if isinstance(none_below, (int, float)) else None
     return model
 
 

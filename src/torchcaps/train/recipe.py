@@ -72,6 +72,7 @@ class ModelSection(BaseModel):
 
 class LossSection(Section):
     """Weights of the terms. By default capsules: margin 1, reconstruction 0.392 / values of an image (0.0005 at 28×28);
+    pose capsules: also disagreement 0.1;
     matrix capsules: spread 1; CNNs: cross-entropy 1; masks: cross-entropy 1, and reconstruction 1 with a decoder;
     drawn images: bce 1, l1 100, features 0."""
 
@@ -79,6 +80,7 @@ class LossSection(Section):
     spread: float | None = Field(None, ge=0)
     reconstruction: float | None = Field(None, ge=0)
     cross_entropy: float | None = Field(None, ge=0)
+    disagreement: float | None = Field(None, ge=0)  # of pose capsules: how far views disagree about the pose
     dice: float | None = Field(None, ge=0)  # of masks
     positive_weight: float = Field(1.0, gt=0)  # of masks: how much a pixel of a class counts against one of the rest
     class_weights: bool = False  # weigh rare classes up

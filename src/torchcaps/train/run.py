@@ -17,6 +17,7 @@ from torchcaps.data import Dataset, Segments, Splits, epoch_size, load_data, num
 from torchcaps.errors import UserError
 from torchcaps.models import ImageModel, load, save
 from torchcaps.train import engine
+from torchcaps.train.calibrate import none_threshold
 from torchcaps.train.checkpoint import State, clear, copy_state, load_checkpoint, reason, save_checkpoint, untouched
 from torchcaps.train.divergence import ADVICE, Diverged
 from torchcaps.train.drawing_report import write_drawing_report
@@ -250,6 +251,7 @@ def _finish(
             console.print(f"{error}; the last weights are kept instead", style="yellow", soft_wrap=True, markup=False)
     model.eval()
     model.trained_by = _origin(recipe, splits.train, state)
+    model.none_below = none_threshold(model, splits.validation)
     save(model, folder / "model")
     parts = {"validation": splits.validation, "test": splits.test if recipe.train.read_test else None}
     measured = {name: part for name, part in parts.items() if part is not None}
@@ -283,6 +285,7 @@ def _finish(
         **_overlaps(scores),
         **_structure(results),
         "also": {name: evaluate_model(model, name)["accuracy"] for name in recipe.also} if "test" in measured else {},
+        **({} if model.none_below is None else {"none_below": model.none_below}),
         "peak_memory_mib": peak,
         "processes": processes,
         "resumed": resumed,

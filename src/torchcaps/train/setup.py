@@ -16,6 +16,7 @@ from torchcaps.data.multimnist import Digits
 from torchcaps.errors import UserError
 from torchcaps.layers import DenseCaps
 from torchcaps.models import Discriminator, ImageModel, PixelModel, SynthesisModel, create_model
+from torchcaps.models.registry import accepts_option
 from torchcaps.train.checkpoint import State
 from torchcaps.train.muon import Muon, by_shape
 from torchcaps.train.recipe import AugmentSection, OptimSection, Recipe
@@ -123,7 +124,7 @@ def _shape_of_images(recipe: Recipe, data: Dataset) -> dict[str, Any]:
     options: dict[str, Any] = {"image_shape": (channels, crop or height, crop or width)}
     if crop:
         options["resize_to"] = (height, width)
-    if data.multi_label and "cnn" in recipe.model.name:
+    if data.multi_label and accepts_option(recipe.model.name, "multi_label"):
         options["multi_label"] = True
     return options
 

@@ -46,13 +46,16 @@ class Classify:
 
     @staticmethod
     def for_model(model: ImageModel, train: Dataset, section: LossSection) -> Classify:
-        given = {name: getattr(section, name) for name in ("margin", "spread", "reconstruction", "cross_entropy")}
-        usual = dict.fromkeys(given, 0.0) | {model.objective: 1.0}
+        names = ("margin", "spread", "reconstruction", "cross_entropy", "disagreement")
+        given = {name: getattr(section, name) for name in names}
+        usual = dict.fromkeys(given, 0.0) | {model.objective: 1.0, **model.own_losses}
         draws = getattr(model, "decoder", None) is not None
         if draws:
             usual["reconstruction"] = PAPER_RECONSTRUCTION / torch.Size(model.image_shape).numel()
         if given["reconstruction"] and not draws:
             raise UserError("loss.reconstruction: this model has no decoder; leave it out, or set model.decoder")
+        if given["disagreement"] and "disagreement" not in model.own_losses:
+            raise UserError("loss.disagreement: only pose capsules (model.name=posecaps) have it; omit it")
         if given["cross_entropy"] and model.objective != "cross_entropy":
             raise UserError(f"loss.cross_entropy: capsule lengths are no logits; use loss.{model.objective}")
         weights = {name: usual[name] if weight is None else weight for name, weight in given.items()}
@@ -73,6 +76,8 @@ class Classify:
             terms["spread"] = losses.spread_loss(output.lengths, targets, self.spread_margin)
         if "reconstruction" in self.weights and output.reconstruction is not None:
             terms["reconstruction"] = losses.reconstruction_loss(output.reconstruction, images)
+        if "disagreement" in self.weights and output.disagreement is not None:
+            terms["disagreement"] = output.disagreement
         if "cross_entropy" in self.weights and output.logits is not None:
             terms["cross_entropy"] = losses.cross_entropy(output.logits, targets)
         return terms

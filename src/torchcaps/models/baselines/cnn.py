@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from torchcaps.errors import UserError
 from torchcaps.models.base import ImageModel, Output
+from torchcaps.models.baselines.sizes import check_undecided, count_parameters, fit, largest, no_such_size
 from torchcaps.ops.squash import at_least_float32
 
 
@@ -75,31 +75,16 @@ def matched_cnn(
     parameters  by default the paper's CapsNet's; `create_model("capsnet", …).parameter_count()` tells another's
     """
 
+    check_undecided("matched_cnn", options, "channels", "hidden")
+
     def build(width: int, hidden: int) -> CNN:
         channels = (width, 2 * width, 4 * width)
         settings = {"channels": channels, "kernel": 3, "hidden": (hidden,), "pool": True, **options}
         return CNN(image_shape, num_classes, **settings)
 
-    def count(width: int, hidden: int) -> int:
-        with torch.device("meta"):
-            return build(width, hidden).parameter_count()
-
     # A small network may just miss the number with one width; a slightly narrower one then meets it.
-    for width in range(_largest(lambda width: count(width, 1) <= parameters / 2), 0, -1):
-        least, step = count(width, 1), count(width, 2) - count(width, 1)
-        more = max(0, round((parameters - least) / step))
-        if abs(least + more * step - parameters) <= parameters / 100:
-            return build(width, 1 + more)
-    raise UserError(f"matched_cnn: no network of {parameters:,} parameters exists for images of {tuple(image_shape)}")
-
-
-def _largest(holds: Any) -> int:
-    """The largest whole number, from 1 on, for which a condition holds that fails from some number on."""
-    high = 1
-    while holds(high * 2):
-        high *= 2
-    low, high = high, high * 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if holds(middle) else (low, middle)
-    return low
+    widest = largest(lambda width: count_parameters(lambda: build(width, 1)) <= parameters / 2)
+    model = fit(parameters, build, range(widest, 0, -1), least=lambda width: 1)
+    if model is None:
+        raise no_such_size("matched_cnn", parameters, image_shape)
+    return model

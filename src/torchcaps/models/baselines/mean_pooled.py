@@ -1,0 +1,23 @@
+"""What networks have in common that end in the mean over places and one linear layer."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from torchcaps.models.base import ImageModel, Output
+from torchcaps.ops.squash import at_least_float32
+
+
+class MeanPooled(ImageModel):
+    """Convolutions, the mean over places, one linear layer, softmax; of several labels a sigmoid for each class."""
+
+    objective = "cross_entropy"
+    layers: nn.Module
+    head: nn.Linear
+    multi_label: bool
+
+    def forward(self, images: Tensor, targets: Tensor | None = None, *, each: Tensor | None = None) -> Output:
+        """Classify images (B, C, H, W) in [0, 1]. The rest is not used: all models are called alike."""
+        features = self.layers(self.normalise(images)).mean((-2, -1))
+        logits = at_least_float32(self.head(features))
+        return Output(logits.sigmoid() if self.multi_label else logits.softmax(-1), logits=logits)

@@ -1,0 +1,83 @@
+"""Capsule Network is Not More Robust than Convolutional Network (Gu, Tresp & Hu 2021): its CNN with average pooling."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from torchcaps.errors import UserError
+from torchcaps.models.baselines.mean_pooled import MeanPooled
+from torchcaps.models.baselines.sizes import check_undecided, count_parameters, fit, largest, no_such_size
+
+
+class PooledCNN(MeanPooled):
+    """The convolutions of a CapsNet, then the mean over all places instead of capsules.
+
+    Two convolutions without padding, the second with stride 2, each with ReLU; one linear layer; softmax.
+
+    Args:
+        image_shape: (C, H, W) of the images.
+        num_classes: J.
+        channels: of the first and of the second convolution.
+        kernel: rows and columns of both.
+        multi_label: whether each class is answered by itself (sigmoid) instead of one among all (softmax).
+    """
+
+    def __init__(
+        self,
+        image_shape: Sequence[int] = (1, 28, 28),
+        num_classes: int = 10,
+        *,
+        channels: Sequence[int] = (256, 256),
+        kernel: int = 9,
+        multi_label: bool = False,
+        **about: Any,
+    ):
+        super().__init__(image_shape, num_classes, **about)
+        if len(channels) != 2 or min(channels) < 1 or kernel < 1:
+            raise UserError(
+                f"PooledCNN: give two channels and a kernel, all at least 1, got {list(channels)} and {kernel}"
+            )
+        inputs, H, W = self.image_shape
+        smallest = 2 * kernel - 1
+        if min(H, W) < smallest:
+            raise UserError(
+                f"PooledCNN: a kernel of {kernel} needs images of at least {smallest}×{smallest}, got {H}×{W}; "
+                "enlarge them, or give a smaller kernel"
+            )
+        self.multi_label = multi_label
+        first, second = channels
+        self.layers = nn.Sequential(
+            nn.Conv2d(inputs, first, kernel),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(first, second, kernel, stride=2),
+            nn.ReLU(inplace=True),
+        )
+        self.head = nn.Linear(second, num_classes)
+
+
+def pooled_cnn(
+    image_shape: Sequence[int] = (1, 28, 28), num_classes: int = 10, *, parameters: int | None = None, **options: Any
+) -> PooledCNN:
+    """256 channels, 5.3 million parameters, as published; or as many parameters as asked for, within 1 %.
+
+    Args:
+        image_shape: (C, H, W) of the images.
+        num_classes: J.
+        parameters: how many there should be; the two convolutions then have about equally many channels.
+        **options: of `PooledCNN`.
+    """
+    if parameters is None:
+        return PooledCNN(image_shape, num_classes, **options)
+    check_undecided("pooled_cnn", options, "channels")
+
+    def build(first: int, second: int) -> PooledCNN:
+        return PooledCNN(image_shape, num_classes, channels=(first, second), **options)
+
+    widest = largest(lambda width: count_parameters(lambda: build(width, width)) <= parameters)
+    model = fit(parameters, build, range(widest, 0, -1), least=lambda first: first)
+    if model is None:
+        raise no_such_size("pooled_cnn", parameters, image_shape)
+    return model

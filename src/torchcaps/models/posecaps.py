@@ -1,0 +1,425 @@
+"""Pose capsules: what is there, and how it stands, in degrees and pixels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from torchcaps.capsules import length
+from torchcaps.errors import UserError
+from torchcaps.geometry import Affine, Lattice, sampling_grid, view
+from torchcaps.layers.denoise import Denoise
+from torchcaps.layers.stem import STRIDE, ConvStem
+from torchcaps.losses import multi_hot
+from torchcaps.models.base import ImageModel, Output, Placement
+from torchcaps.ops.squash import at_least_float32, no_autocast, squash
+
+TINY = 1e-6
+FLAT = 1e-4  # of an image times a drawing: below it nothing can match
+AT_ONCE = 9  # views, where no gradients are needed: more take more memory and are no faster
+COARSE = 45.0  # degrees that one view of the coarse search stands for, at most
+NEAR = 0.125  # how far the first view of a training image strays from the identity, as a share of the lattice's reach
+GAUGE = 0.02  # weight that keeps the mean pose of the training images at the identity
+UNITS = {"angle": 15.0, "scale": 0.2, "stretch": 0.2, "shear": 0.2}  # degrees, logarithms, pixels per pixel
+
+
+class Views(NamedTuple):
+    """What the network sees through each of G poses.
+
+    Attributes:
+        poses: (G) or (B, G) from a place in the view to one in the image.
+        primary: (B, G, T·K, h, w) the primary capsules, T types of K numbers.
+        capsules: (B, G, J, D) the class capsules.
+        offsets: (B, G, J, P) how much further than its view each class is turned, enlarged, …, in UNITS.
+    """
+
+    poses: Affine
+    primary: Tensor
+    capsules: Tensor
+    offsets: Tensor
+
+
+class PoseCaps(ImageModel):
+    """One small network looks at an image through a lattice of poses, and says what it sees upright, and how it stands.
+
+    Of every view: a stem of convolutions, primary capsules by a 1×1 convolution, and one capsule for each class, the
+    squashed sum over types of the mean over places of their votes; the matrices are the same at every place. A class is
+    present as far as its capsule is long in the views in which it is longest. Each view also says how much further the
+    class is turned and enlarged than the view's own pose; both together are the view's vote for the pose of the class,
+    and the placement is the mean of the votes.
+
+    In training a few views are drawn at random from the range of the lattice, others for each image. See
+    docs/posecaps.md.
+
+    Args:
+        image_shape: (C, H, W) of the images.
+        num_classes: J.
+        width: w of the stem, whose convolutions have w/2 to 4w channels.
+        types, dim: T and K of the primary capsules.
+        class_dim: D of the class capsules.
+        turn, turn_step: the lattice's angles, from -turn to turn degrees; 180 is the full circle.
+        scales: the lattice's scales.
+        stretches, shears: the ranges of unequal scales and of shear, for views in training. `search` says whether the
+            lattice has them as well.
+        search: what is looked through at test: "coarse", angles alone, COARSE degrees apart or less; "plane", all
+            angles × scales; "full", also × stretches × shears.
+        views: number of random views of a training image; 0 for the whole lattice.
+        padding: pixels that a view shows on each side of the image.
+        sharpness: t. Presence is (1/t) log of the mean over views of exp(t · length): between the mean length (t → 0)
+            and the largest (t → ∞).
+        denoise: whether a first layer takes out noise and blur, for bright strokes on a dark ground.
+        decoder: "dense" draws what a capsule saw, where and how it stands; "none" does not.
+        hidden: units of the decoder's hidden layer.
+        **about: of `ImageModel`.
+    """
+
+    own_losses = MappingProxyType({"disagreement": 0.1})
+    search_linear: Tensor
+
+    def __init__(
+        self,
+        image_shape: Sequence[int] = (1, 28, 28),
+        num_classes: int = 10,
+        *,
+        width: int = 32,
+        types: int = 16,
+        dim: int = 8,
+        class_dim: int = 16,
+        turn: float = 60.0,
+        turn_step: float = 15.0,
+        scales: Sequence[float] = (0.8, 1.0, 1.25),
+        stretches: Sequence[float] = (1.0,),
+        shears: Sequence[float] = (0.0,),
+        search: Literal["coarse", "plane", "full"] = "coarse",
+        views: int = 3,
+        padding: int = 4,
+        sharpness: float = 10.0,
+        denoise: bool = True,
+        decoder: Literal["dense", "none"] = "dense",
+        hidden: int = 128,
+        **about: Any,
+    ):
+        super().__init__(image_shape, num_classes, **about)
+        if min(width, types, dim, class_dim, hidden) < 1 or width < 2:
+            raise UserError("posecaps: width must be at least 2; types, dim, class_dim and hidden at least 1")
+        if views < 0 or padding < 0 or sharpness <= 0:
+            raise UserError("posecaps: views and padding must be 0 or more, sharpness greater than 0")
+        if search not in ("coarse", "plane", "full"):
+            raise UserError(f"posecaps: search must be 'coarse', 'plane' or 'full', got {search!r}")
+        if decoder not in ("dense", "none"):
+            raise UserError(f"posecaps: decoder must be 'dense' or 'none', got {decoder!r}")
+        self.range = Lattice.regular(turn, turn_step, scales, stretches, shears)
+        self.lattice = self.range if search == "full" else Lattice(self.range.angles, self.range.scales)
+        looked = _coarse(self.range) if search == "coarse" else self.lattice
+        self.register_buffer("search_linear", looked.poses().linear.float(), persistent=False)
+        self.read = ["angle", "scale"]  # the parts of a pose that offsets tell
+        self.read += [name for name, axis in (("stretch", stretches), ("shear", shears)) if len(axis) > 1]
+        self.views, self.sharpness = views, sharpness
+        self.types, self.dim, self.class_dim = types, dim, class_dim
+        channels, H, W = self.image_shape
+        self.view_size = (H + 2 * padding, W + 2 * padding)
+        self.denoise: nn.Module = Denoise() if denoise else nn.Identity()
+        self.stem = ConvStem(channels, width)
+        self.primary = nn.Conv2d(self.stem.out_channels, types * dim, 1)
+        # With primary capsules as short as they start, class capsules start at a length of about 0.15.
+        self.weight = nn.Parameter(3 / math.sqrt(types * class_dim) * torch.randn(types, num_classes, class_dim, dim))
+        self.bias = nn.Parameter(torch.full((num_classes, class_dim), 0.1))
+        self.offset = nn.Linear(types * dim, num_classes * len(self.read))
+        nn.init.zeros_(self.offset.weight)
+        nn.init.zeros_(self.offset.bias)
+        self.decoder: nn.Module | None = None
+        if decoder == "dense":
+            last = nn.Linear(hidden, channels * H * W)
+            self.decoder = nn.Sequential(nn.Linear(num_classes * class_dim, hidden), nn.ReLU(), last)
+
+    def forward(self, images: Tensor, targets: Tensor | None = None, *, each: Tensor | None = None) -> Output:
+        """Find classes and how they stand.
+
+        Args:
+            images: (B, C, H, W) in [0, 1].
+            targets: (B,) class ids or (B, J) multi-hot: what is drawn, and whose views should agree. By default the
+                most present class.
+            each: (B, M) class ids, each to be drawn by itself.
+
+        Returns:
+            Lengths, poses and, in eval mode, placement; a reconstruction if there is a decoder; with targets also the
+            disagreement.
+        """
+        seen = self.look(images)
+        with no_autocast(images):
+            weights_BGJ, presence, poses = self.gather(seen)
+            ids_BM, several = self._drawn_classes(presence, targets, each)
+            placement = None if self.training else self.place(seen, weights_BGJ)
+            drawn = None
+            if self.decoder is not None:
+                placed = self.place(seen, weights_BGJ, ids_BM) if placement is None else _of(placement, ids_BM)
+                drawn = self.reconstruct(poses, placed, ids_BM)
+                if several is not None:
+                    drawn = (drawn * several[..., None, None, None].to(drawn)).sum(1).clamp(max=1)
+                elif each is None:
+                    drawn = drawn[:, 0]
+            apart = None if targets is None else self.disagreement(seen, targets)
+        return Output(presence, poses, drawn, None, placement, apart)
+
+    def _drawn_classes(
+        self, presence_BJ: Tensor, targets: Tensor | None, each: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """(B, M) ids of the classes to draw; for multi-hot targets all J, and (B, J) which of them count."""
+        if each is not None:
+            return each, None
+        if targets is None:
+            return presence_BJ.argmax(-1, keepdim=True), None
+        if targets.ndim == 1:
+            return targets[:, None].long(), None
+        return torch.arange(self.num_classes, device=targets.device).expand_as(targets), targets
+
+    def look(self, images: Tensor) -> Views:
+        """See images (B, C, H, W) through the poses that are searched, or in training through random ones."""
+        poses = self._random_poses(images) if self.training and self.views else self._search_poses()
+        return self.look_through(images, poses)
+
+    def look_through(self, images: Tensor, poses: Affine) -> Views:
+        """See images (B, C, H, W) through poses (G) or (B, G)."""
+        self.check_images(images)
+        with no_autocast(images):  # places in bfloat16 would be off by a tenth of a pixel
+            clear = self.normalise(self.denoise(images))
+        G = poses.linear.shape[-3]
+        if torch.is_grad_enabled() or torch.compiler.is_compiling() or G <= AT_ONCE:
+            return self._look_through(clear, poses)
+        groups = (slice(first, first + AT_ONCE) for first in range(0, G, AT_ONCE))
+        shared = poses.linear.ndim == 3
+        parts = [self._look_through(clear, poses[group] if shared else poses[:, group]) for group in groups]
+        return Views(poses, *(torch.cat(part, dim=1) for part in list(zip(*parts))[1:]))
+
+    def _look_through(self, images: Tensor, poses: Affine) -> Views:
+        with no_autocast(images):
+            seen_BGCHW = view(images, poses, self.view_size)
+        B, G = seen_BGCHW.shape[:2]
+        maps = self.primary(self.stem(seen_BGCHW.flatten(0, 1)))
+        with no_autocast(images):
+            primary_N = squash(at_least_float32(maps).unflatten(1, (self.types, self.dim)), dim=2).flatten(1, 2)
+            pooled_NX = primary_N.mean((-2, -1))
+            votes = torch.einsum("ntk,tjdk->njd", pooled_NX.unflatten(1, (self.types, self.dim)), self.weight)
+            capsules = squash(votes + self.bias)
+            offsets = self.offset(pooled_NX).unflatten(1, (self.num_classes, len(self.read)))
+        return Views(poses, *(part.unflatten(0, (B, G)) for part in (primary_N, capsules, offsets)))
+
+    def gather(self, seen: Views) -> tuple[Tensor, Tensor, Tensor]:
+        """Bring the views together.
+
+        Returns:
+            (B, G, J) weights of the views, (B, J) presence, and (B, J, D) class capsules of that length.
+        """
+        lengths_BGJ = length(seen.capsules)
+        weights_BGJ = (self.sharpness * lengths_BGJ).softmax(1)
+        G = lengths_BGJ.shape[1]
+        presence = ((self.sharpness * lengths_BGJ).logsumexp(1) - math.log(G)).clamp_min(0) / self.sharpness
+        mean_BJD = (weights_BGJ[..., None] * seen.capsules).sum(1)
+        return weights_BGJ, presence, F.normalize(mean_BJD, dim=-1, eps=TINY) * presence[..., None]
+
+    def place(self, seen: Views, weights_BGJ: Tensor, classes: Tensor | None = None) -> Placement:
+        """Take the mean of what the views say about the pose of each class, or of these classes (B, M) only."""
+        weights = weights_BGJ
+        if classes is not None:
+            ids = classes[:, None].expand(-1, weights_BGJ.shape[1], -1)
+            weights = weights_BGJ.gather(2, ids)
+            chosen = (part.gather(2, ids[..., None].expand(-1, -1, -1, part.shape[-1])) for part in seen[2:])
+            seen = Views(seen.poses, seen.primary, *chosen)
+        votes = self._votes(seen)
+        angle = _mean_angle(votes["angle"], weights)
+        apart = _half_turn(votes["angle"] - angle[:, None])
+        spread = ((weights * apart.square()).sum(1) + TINY).sqrt()
+        x, y = self._centres(seen, weights, classes).unbind(-1)
+        means = {name: (weights * votes[name]).sum(1) for name in self.read[1:]}
+        _, H, W = self.image_shape
+        return Placement(
+            x=x + (W - 1) / 2,
+            y=y + (H - 1) / 2,
+            angle=angle,
+            scale=means["scale"].exp(),
+            spread=spread,
+            stretch=means["stretch"].exp() if "stretch" in means else None,
+            shear=means.get("shear"),
+        )
+
+    def affine(self, placement: Placement) -> Affine:
+        """The placement (...) as a map from the drawing of a class to the image, in pixels from their centres."""
+        _, H, W = self.image_shape
+        return Affine.of(
+            x=placement.x - (W - 1) / 2,
+            y=placement.y - (H - 1) / 2,
+            angle=placement.angle,
+            scale=placement.scale,
+            stretch=1.0 if placement.stretch is None else placement.stretch,
+            shear=0.0 if placement.shear is None else placement.shear,
+        )
+
+    def disagreement(self, seen: Views, targets: Tensor) -> Tensor:
+        """How far the views disagree about the pose of the classes that are there, (B,), in squared UNITS.
+
+        The mean over views of (vote − mean vote)², and a little of the mean vote's own square, so that training images
+        stand at the identity in the mean.
+        """
+        total_BJ = seen.offsets.new_zeros(())
+        for name, votes_BGJ in self._votes(seen).items():
+            if name == "angle":
+                mean_BJ = _mean_angle(votes_BGJ, votes_BGJ.new_full((), 1 / votes_BGJ.shape[1]))
+                apart_BGJ = _half_turn(votes_BGJ - mean_BJ[:, None])
+            else:
+                mean_BJ = votes_BGJ.mean(1)
+                apart_BGJ = votes_BGJ - mean_BJ[:, None]
+            total_BJ = total_BJ + (apart_BGJ / UNITS[name]).square().mean(1) + GAUGE * (mean_BJ / UNITS[name]).square()
+        return (total_BJ * multi_hot(targets, self.num_classes).to(total_BJ)).sum(-1)
+
+    def reconstruct(self, poses: Tensor, placed: Placement, classes: Tensor) -> Tensor:
+        """Draw classes where and how they stand, each by itself.
+
+        Args:
+            poses: (B, J, D) of all classes.
+            placed: each (B, M), of the classes to draw.
+            classes: (B, M) their ids.
+
+        Returns:
+            (B, M, C, H, W).
+        """
+        chosen = poses.gather(1, classes[..., None].expand(-1, -1, poses.shape[-1]))
+        pose = self.affine(Placement(*(None if part is None else part.flatten() for part in placed)))  # type: ignore[arg-type]
+        return self.draw(chosen.flatten(0, 1), classes.flatten(), pose).unflatten(0, classes.shape)
+
+    def familiarity(self, images: Tensor, output: Output) -> Tensor:
+        """How much an image looks like one of the classes, (B,): larger is more familiar.
+
+        The sum of how present the winner is, how far it is ahead of the second, and how well its drawing, where and how
+        it stands, matches the image (their correlation over pixels, noise taken out).
+
+        Args:
+            images: (B, C, H, W) in [0, 1].
+            output: what this model answered to them, without targets.
+        """
+        first, *second = output.lengths.topk(min(2, self.num_classes)).values.unbind(-1)
+        familiar = first + (first - second[0] if second else first)
+        if output.reconstruction is None:
+            return familiar
+        seen, drawn = (part.flatten(1) for part in (self.denoise(images), output.reconstruction))
+        seen, drawn = seen - seen.mean(1, keepdim=True), drawn - drawn.mean(1, keepdim=True)
+        both = seen.square().sum(1) * drawn.square().sum(1)
+        return familiar + (seen * drawn).sum(1) / (both + FLAT).sqrt()
+
+    def draw(self, capsules: Tensor, classes: Tensor, pose: Affine) -> Tensor:
+        """Draw class capsules (N, D) of these classes (N,) as they stand (N): (N, C, H, W) in [0, 1]."""
+        size = self.image_shape[1:]
+        grid = sampling_grid(pose.inverse(), size, size)
+        upright = self.draw_upright(capsules, classes)
+        return F.grid_sample(upright, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+
+    def draw_upright(self, capsules: Tensor, classes: Tensor) -> Tensor:
+        """Draw class capsules (N, D) of these classes (N,) upright, in the middle, at scale 1: (N, C, H, W)."""
+        assert self.decoder is not None
+        masked_NJD = capsules[:, None] * multi_hot(classes, self.num_classes).to(capsules)[..., None]
+        pixels = at_least_float32(self.decoder(masked_NJD.flatten(1)))
+        return torch.sigmoid(pixels).view(-1, *self.image_shape)
+
+    def _votes(self, seen: Views) -> dict[str, Tensor]:
+        """(B, G, J) of each part that is read: degrees, logarithms, pixels per pixel."""
+        parts = seen.poses.parts()._asdict()
+        votes = {}
+        for index, name in enumerate(self.read):
+            own = parts[name].log() if name in ("scale", "stretch") else parts[name]
+            votes[name] = own[..., None] + UNITS[name] * seen.offsets[..., index]  # (G, 1) or (B, G, 1)
+        return votes
+
+    def _centres(self, seen: Views, weights: Tensor, classes: Tensor | None) -> Tensor:
+        """Where each class is, (B, J, 2) or (B, M, 2), in pixels from the centre of the image.
+
+        A place of a view counts as much as its votes lengthen the capsule of the class.
+        """
+        ahead = F.normalize(seen.capsules, dim=-1, eps=TINY)
+        if classes is None:
+            along = torch.einsum("bgjd,tjdk->bgjtk", ahead, self.weight).flatten(3)
+        else:
+            # Chosen by a product: the gradient of an index is summed in any order.
+            hot_BMJ = F.one_hot(classes, self.num_classes).to(ahead)
+            chosen = torch.einsum("bmj,tjdk->bmtdk", hot_BMJ, self.weight)
+            along = torch.einsum("bgmd,bmtdk->bgmtk", ahead, chosen).flatten(3)
+        h, w = seen.primary.shape[-2:]
+        share = (along @ seen.primary.flatten(3)).relu()
+        share = (share / (share.sum(-1, keepdim=True) + TINY)).unflatten(-1, (h, w))
+        x, y = (
+            torch.arange(count, dtype=share.dtype, device=share.device) * STRIDE - (side - 1) / 2
+            for count, side in ((w, self.view_size[1]), (h, self.view_size[0]))
+        )
+        centre = torch.stack([(share.sum(-2) * x).sum(-1), (share.sum(-1) * y).sum(-1)], dim=-1)
+        poses = seen.poses.to(share)
+        linear, shift = poses.linear[..., None, :, :], poses.shift[..., None, :]
+        placed = (linear @ centre[..., None])[..., 0] + shift
+        return (weights[..., None] * placed).sum(1)
+
+    def _search_poses(self) -> Affine:
+        return Affine(self.search_linear, torch.zeros_like(self.search_linear[..., 0]))
+
+    def _random_poses(self, images: Tensor) -> Affine:
+        """(B, views): the first near the identity, the others anywhere in the range of the lattice.
+
+        All are moved by a fraction of a pixel: an image as it is would be sharper than every other view, and the
+        network would learn to know it by that.
+        """
+        B, device = images.shape[0], images.device
+        unit = 2 * torch.rand(4, B, self.views, device=device) - 1
+        unit = unit * torch.cat([unit.new_full((1,), NEAR), unit.new_ones(self.views - 1)])
+        shift = torch.rand(2, B, self.views, device=device) - 0.5
+        low, high = ([axis[end] for axis in self._log_axes()] for end in (0, -1))
+        angle, scale, stretch, shear = (
+            torch.where(part < 0, part * -lowest, part * highest) for part, lowest, highest in zip(unit, low, high)
+        )
+        return Affine.of(x=shift[0], y=shift[1], angle=angle, scale=scale.exp(), stretch=stretch.exp(), shear=shear)
+
+    def _log_axes(self) -> list[list[float]]:
+        """Angles, logarithms of scales and stretches, and shears of the range."""
+        wide = self.range
+        factors = [[math.log(value) for value in axis] for axis in (wide.scales, wide.stretches)]
+        angles = [-180.0, 180.0] if wide.full_circle else list(wide.angles)
+        return [angles, *factors, list(wide.shears)]
+
+
+def _coarse(wide: Lattice) -> Lattice:
+    """Angles in the middle of equal parts of the range, an odd number of them unless it is the full circle."""
+    if wide.full_circle:
+        parts = math.ceil(360 / COARSE)
+        return Lattice(tuple(360 / parts * index for index in range(1 - math.ceil(parts / 2), parts // 2 + 1)))
+    reach = max(-wide.angles[0], wide.angles[-1])
+    half = math.ceil((2 * reach / COARSE - 1) / 2)  # parts on each side of the middle one
+    step = 2 * reach / (2 * half + 1)
+    return Lattice(tuple(step * index for index in range(-half, half + 1))) if half > 0 else Lattice()
+
+
+def _mean_angle(votes_BGJ: Tensor, weights: Tensor) -> Tensor:
+    """(B, J) the direction of the weighted sum of unit vectors, in degrees."""
+    radians = votes_BGJ.deg2rad()
+    return torch.atan2((weights * radians.sin()).sum(1), (weights * radians.cos()).sum(1)).rad2deg()
+
+
+def _half_turn(angle: Tensor) -> Tensor:
+    """The same angle in [-180, 180) degrees."""
+    return (angle + 180) % 360 - 180
+
+
+def _of(placement: Placement, classes_BM: Tensor) -> Placement:
+    """The placement of these classes only, each (B, M)."""
+    return Placement(*(None if part is None else part.gather(1, classes_BM) for part in placement))  # type: ignore[arg-type]
+
+
+def posecaps(image_shape: Sequence[int] = (1, 28, 28), num_classes: int = 10, **options: Any) -> PoseCaps:
+    """0.32 million parameters for 1×28×28 images and 10 classes, decoder not counted."""
+    return PoseCaps(image_shape, num_classes, **options)
+
+
+def posecaps_small(image_shape: Sequence[int] = (1, 28, 28), num_classes: int = 10, **options: Any) -> PoseCaps:
+    """For a CPU: a quarter of the channels, and angles up to 45°."""
+    small = {"width": 8, "types": 8, "turn": 45.0, "views": 3, "padding": 2, "hidden": 64}
+    return PoseCaps(image_shape, num_classes, **{**small, **options})
