@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,11 +14,13 @@ from torch import Tensor
 
 from torchcaps import explain
 from torchcaps.data import load_image, read_picture
+from torchcaps.data.images import upright_size
 from torchcaps.errors import UserError, did_you_mean
+from torchcaps.explain.familiarity import scores
 from torchcaps.explain.features import show_layers
 from torchcaps.explain.files import write_png
 from torchcaps.generate import drawing_model, explain_drawing
-from torchcaps.models import ImageModel, PixelModel, SynthesisModel
+from torchcaps.models import ImageModel, Output, PixelModel, SynthesisModel
 from torchcaps.models.pixels import found_in
 from torchcaps.models.tiles import presence_of
 
@@ -40,18 +43,78 @@ def image_for(model: ImageModel, path: Path) -> Tensor:
     return model.prepare(load_image(path, (model.image_shape[0], height, width))[None])
 
 
+def none_below(model: ImageModel) -> float | None:
+    """The familiarity below which a model answers "none of these" by itself; None if it does not."""
+    threshold = getattr(model, "none_below", None)
+    if threshold is not None and not callable(getattr(model, "familiarity", None)):
+        raise UserError(
+            f"this model has none_below = {threshold}, but a {type(model).__name__} does not measure how familiar an "
+            "image is: give --reject, a length below which the answer is 'none of these'"
+        )
+    return threshold
+
+
 @torch.no_grad()
-def predict_file(model: ImageModel, path: Path, reject: float = 0.0) -> dict[str, Any]:
-    """The classes found on an image file (none below `reject`), and every class with its length, longest first."""
-    found = model(image_for(model, path)).lengths
-    lengths, asked = found[0].tolist(), model.trained_by
-    if not all(length == length for length in lengths):
+def predict_file(model: ImageModel, path: Path, reject: float | None = None) -> dict[str, Any]:
+    """Say which classes are on an image file.
+
+    Args:
+        model: one that names classes.
+        path: the image file.
+        reject: length below which a class does not count. By default none is too short; a model with `none_below`
+            then answers none of its classes if the image is less familiar to it than that.
+
+    Returns:
+        file: the path.
+        classes: the names of those found, longest first.
+        ranking: for every class its name and length, longest first; of a model that says how classes stand also x, y,
+            angle, scale, spread and, if it tells them, stretch and shear: see `Placement`. x and y are in pixels of the
+            file, upright as it is shown. The others are those of the image as the model is given it, resized: if that
+            changes the ratio of the sides, the angle on the file is another.
+        familiarity, none_below: only if these decided whether it is one of the classes.
+    """
+    image = image_for(model, path)
+    output = model(image)
+    lengths, asked = output.lengths[0].tolist(), model.trained_by
+    standing = _standing(model, path, output)
+    familiar = {} if reject is not None else _familiarity(model, image, output)
+    numbers = [*lengths, *familiar.values(), *(value for each in standing for value in each.values())]
+    if any(math.isnan(number) for number in numbers):
         raise UserError(f"{path}: the model answers NaN; it was not trained to the end, or its weights are damaged")
     order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
-    ranking = [{"class": model.class_names[index], "length": round(lengths[index], 6)} for index in order]
-    answered = explain.predicted_classes(found, bool(asked.get("multi_label")), asked.get("labels_each"))[0].tolist()
-    classes = [model.class_names[index] for index in order if answered[index] and lengths[index] >= reject]
-    return {"file": str(path), "classes": classes, "ranking": ranking}
+    ranking = [
+        {"class": model.class_names[index], "length": round(lengths[index], 6), **standing[index]} for index in order
+    ]
+    multi_label, labels_each = bool(asked.get("multi_label")), asked.get("labels_each")
+    answered = explain.predicted_classes(output.lengths, multi_label, labels_each)[0].tolist()
+    known = not familiar or familiar["familiarity"] >= familiar["none_below"]
+    found = [index for index in order if known and answered[index] and lengths[index] >= (reject or 0.0)]
+    return {
+        "file": str(path),
+        "classes": [model.class_names[index] for index in found],
+        "ranking": ranking,
+        **familiar,
+    }
+
+
+def _standing(model: ImageModel, path: Path, output: Output) -> list[dict[str, float]]:
+    """How each of the J classes stands in a file: x and y in its own pixels, the rest as the model says it."""
+    if output.placement is None:
+        return [{} for _ in model.class_names]
+    parts = {name: values[0].tolist() for name, values in output.placement._asdict().items() if values is not None}
+    sides = zip(("y", "x"), upright_size(path), model.resize_to, model.image_shape[1:])
+    for name, in_file, resized, kept in sides:
+        cut = (resized - kept) // 2  # as `prepare` does
+        parts[name] = [(place + cut + 0.5) * in_file / resized - 0.5 for place in parts[name]]
+    return [{name: round(value, 4) for name, value in zip(parts, values)} for values in zip(*parts.values())]
+
+
+def _familiarity(model: ImageModel, image: Tensor, output: Output) -> dict[str, float]:
+    """How familiar the image (1, C, H, W) is, and how familiar it should be; empty if the model does not ask."""
+    threshold = none_below(model)
+    if threshold is None:
+        return {}
+    return {"familiarity": scores(model, image, output)["familiarity"].item(), "none_below": threshold}
 
 
 def check_names(images: Sequence[Path], folder: Path) -> None:
@@ -112,9 +175,11 @@ def explain_file(
 ) -> list[Path]:
     """Write what a model saw in an image file as figures, and the numbers behind them; returns the files.
 
-    Of a model that names a class: lengths, reconstruction, sweep, routing. Of one that finds masks: the mask over the
-    image, what was redrawn, the capsules of every layer, and where they were routed. Of one that draws, the file is a
-    mask: images of it, and the way from one to another, if asked for `against` a second model.
+    Of a model that names a class: lengths, reconstruction, sweep, routing; of one that also says how the class stands:
+    lengths, the lattice of views, the image seen through the pose that was read, reconstruction, sweep. Of one that
+    finds masks: the mask over the image, what was redrawn, the capsules of every layer, and where they were routed. Of
+    one that draws, the file is a mask: images of it, and the way from one to another, if asked for `against` a second
+    model.
     """
     if isinstance(model, SynthesisModel):
         if target is not None:
@@ -145,6 +210,8 @@ def _explain_class(model: ImageModel, path: Path, target: str | None) -> tuple[d
     if target is not None and target not in model.class_names:
         raise UserError(f"--target {target}: the model has no such class; {did_you_mean(target, model.class_names)}")
     image = image_for(model, path)
+    if explain.has_placement(model):
+        return explain.show_placement(model, image[0], None if target is None else model.class_names.index(target))
     chosen = None if target is None else torch.tensor([model.class_names.index(target)], device=image.device)
     redrawn = explain.reconstructions(model, image, chosen)
     shown = int(redrawn.predictions if chosen is None else chosen)

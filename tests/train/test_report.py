@@ -106,6 +106,24 @@ def test_without_a_decoder_the_couplings_stay(tmp_path):
     assert "<img " in parts["Couplings"]
 
 
+POSED = ("Reconstructions", "Views", "Sweeps", "Poses")
+
+
+def test_a_model_that_reads_poses_has_sections_of_its_own(tmp_path):
+    parts = sections(report(tmp_path, model="posecaps_small", class_dim=4))
+    assert list(parts)[4:] == [*POSED, "Recipe"]
+    assert all("<img " in parts[name] for name in POSED)
+    assert "Of the classes found in 6 test images." in parts["Poses"]
+
+
+def test_poses_without_a_decoder_or_with_several_labels(tmp_path):
+    several = torch.tensor([[1.0, 1.0, 0.0]] * 5 + [[0.0, 0.0, 0.0]])
+    parts = sections(report(tmp_path, model="posecaps_small", decoder="none", targets=several))
+    assert parts["Sweeps"] == "<p>Left out: this PoseCaps has no decoder; train one with model.decoder=dense.</p>"
+    assert "<img " in parts["Views"]
+    assert "No class was found" in parts["Poses"]  # a new model's capsules are short
+
+
 def test_several_labels_get_precision_and_recall(tmp_path):
     several = torch.tensor([[1.0, 1.0, 0.0]] * 5 + [[0.0, 0.0, 0.0]])
     parts = sections(report(tmp_path, targets=several))

@@ -11,11 +11,19 @@ import typer
 from torchcaps.commands.common import AnySize, AsJson, Device, Model, err, make_device, out, say, show
 from torchcaps.errors import UserError
 
+# How a class stands, in the order it is printed: digits after the point, unit.
+STANDING = (("x", 1, ""), ("y", 1, ""), ("angle", 1, "°"), ("scale", 2, ""), ("stretch", 2, ""), ("shear", 2, ""))
+
 
 def predict(
     model: Model,
     images: Annotated[list[Path], typer.Argument(help="Image files.")],
-    reject: Annotated[float, typer.Option(help="Answer 'none of these' below this length.", min=0, max=1)] = 0.0,
+    reject: Annotated[
+        float | None,
+        typer.Option(
+            help="Answer 'none of these' below this length, instead of by the model's own threshold.", min=0, max=1
+        ),
+    ] = None,
     out_: Annotated[
         Path | None, typer.Option("--out", help="Of a model that finds masks: folder for masks and overlays.")
     ] = None,
@@ -25,7 +33,7 @@ def predict(
     """Say what is on image files; of a model that finds masks, write these, and the images with them on top."""
     import torchcaps
     from torchcaps.models import PixelModel
-    from torchcaps.predict import check_finds, check_names, predict_file, segment_file
+    from torchcaps.predict import check_finds, check_names, none_below, predict_file, segment_file
 
     loaded = torchcaps.load(model, make_device(device))
     check_finds(loaded)
@@ -39,6 +47,8 @@ def predict(
         if reject:
             raise UserError("--reject is for models that name a class; this one finds masks")
         check_names(images, out_)
+    elif reject is None:
+        none_below(loaded)  # a mistake in it is told once, not for every file
     answers: list[dict[str, Any]] = []
     failed = 0
     for path in images:
@@ -65,6 +75,11 @@ def predict(
 def _show_classes(answers: list[dict[str, Any]]) -> None:
     from torchcaps.predict import NONE
 
+    if "angle" in answers[0]["ranking"][0]:
+        for answer in answers:
+            for line in _standing_lines(answer):
+                say(line)
+        return
     rows = []
     for answer in answers:
         found = ", ".join(answer["classes"]) or NONE
@@ -72,6 +87,27 @@ def _show_classes(answers: list[dict[str, Any]]) -> None:
         rival = f"{second['class']} {second['length']:.3f}" if second else ""
         rows.append((answer["file"], found, f"{answer['ranking'][0]['length']:.3f}", rival))
     show(("file", "class", "length", "next"), rows)
+
+
+def _standing_lines(answer: dict[str, Any]) -> list[str]:
+    """A line for each class found: how present it is, and how it stands."""
+    from torchcaps.predict import NONE
+
+    if not answer["classes"]:
+        nearest = answer["ranking"][0]
+        line = f"{answer['file']}  {NONE}  nearest {nearest['class']}  presence {nearest['length']:.2f}"
+        if "familiarity" in answer and answer["familiarity"] < answer["none_below"]:
+            line += f"  familiarity {answer['familiarity']:.3g}, below {answer['none_below']:.3g}"
+        return [line]
+    lines = []
+    for entry in answer["ranking"]:
+        if entry["class"] in answer["classes"]:
+            words = [f"presence {entry['length']:.2f}"]
+            for name, digits, unit in STANDING:
+                if name in entry:
+                    words.append(f"{name} {round(entry[name], digits) + 0.0:.{digits}f}{unit}")  # + 0.0: no "-0.0"
+            lines.append("  ".join([answer["file"], entry["class"], *words]))
+    return lines
 
 
 def _show_masks(answers: list[dict[str, Any]]) -> None:

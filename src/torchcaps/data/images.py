@@ -69,6 +69,17 @@ def decode(path: Path, size: tuple[int, int], channels: int | None) -> np.ndarra
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
 
+def upright_size(path: Path) -> tuple[int, int]:
+    """Rows and columns of an image file as it is shown, upright; most formats are not decoded for it."""
+    from PIL import ExifTags, ImageOps
+
+    with opened_image(path) as image:
+        if image.format == "TIFF":
+            ImageOps.exif_transpose(image, in_place=True)  # its size before depends on the version of PIL
+        turned = image.getexif().get(ExifTags.Base.Orientation, 1) in (5, 6, 7, 8)
+        return (image.width, image.height) if turned else (image.height, image.width)
+
+
 @contextmanager
 def opened_image(path: Path) -> Iterator[Image.Image]:
     """The picture, not yet decoded; whatever goes wrong with it, here or while it is used, names the file."""

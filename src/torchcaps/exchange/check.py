@@ -13,6 +13,8 @@ from torchcaps.exchange.program import Answers
 
 TOLERANCE = 1e-4
 BATCHES = (1, 3, 8)
+UNDECIDED = 80.0  # degrees of spread; below it the votes' mean is longer than cos 80°, so its angle withstands rounding
+UNITS = {"angle": " radians", "spread": " radians", "x": " pixels", "y": " pixels"}
 Run = Callable[[Sequence[Tensor]], Sequence[Tensor]]  # an exported model, on the inputs of the model
 
 
@@ -47,13 +49,15 @@ def compare(answers: Answers, run: Run, inputs: tuple[Tensor, ...]) -> float:
         if name == "masks":  # follow from lengths
             continue
         gap = (found[name] - values).abs()
+        if name in ("angle", "spread"):
+            gap = _turn(gap) * (expected["spread"] < UNDECIDED)
         if name == "reconstruction":  # of another class where two are equally likely but for rounding
-            gap = gap * _decided(expected["lengths"])
+            gap = gap * (_decided(expected["lengths"]) & _upright(expected))
         largest = gap.max().item() if gap.numel() else 0.0
         if not largest <= TOLERANCE:  # NaN, too
             raise UserError(
-                f"the exported model's {name} differ from those of the model by up to {largest:.2g}, more than the "
-                f"{TOLERANCE:g} that rounding explains; nothing was written"
+                f"the exported model's {name} differ from those of the model by up to {largest:.2g}"
+                f"{UNITS.get(name, '')}, more than the {TOLERANCE:g} that rounding explains; nothing was written"
             )
         worst = max(worst, largest)
     if "lengths" in expected:
@@ -72,6 +76,20 @@ def _same_class(expected: dict[str, Tensor], found: dict[str, Tensor]) -> None:
             f"the exported model finds another class than the model in {int(other.sum())} of {other.numel()} {what}; "
             "nothing was written"
         )
+
+
+def _turn(degrees: Tensor) -> Tensor:
+    """Differences (...) in degrees as the shorter way round, in radians: 359 is as near to 0 as 1 is."""
+    degrees = degrees % 360
+    return torch.minimum(degrees, 360 - degrees).deg2rad()
+
+
+def _upright(expected: dict[str, Tensor]) -> Tensor:
+    """(B, 1, 1, 1), or (1) for all: whether the angle is decided by which the longest class is drawn."""
+    if "spread" not in expected:
+        return torch.ones(1, dtype=torch.bool)
+    drawn = expected["lengths"].argmax(1, keepdim=True)
+    return (expected["spread"].gather(1, drawn) < UNDECIDED)[..., None, None]
 
 
 def _decided(lengths: Tensor) -> Tensor:

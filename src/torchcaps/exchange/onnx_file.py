@@ -82,7 +82,10 @@ def runner(path: Path) -> Run:
 
 def _translate(traced: Traced, opset: int) -> ModelProto:
     answers, program = traced
-    table: dict[Callable[..., Any], Callable[..., Any]] = {torch.ops.aten.hypot.default: _hypot()}
+    table: dict[Callable[..., Any], Callable[..., Any]] = {
+        torch.ops.aten.hypot.default: _hypot(),
+        torch.ops.aten.median.dim: _median(),
+    }
     with quiet(), torch.no_grad():
         made = torch.onnx.export(
             program,
@@ -112,6 +115,22 @@ def _hypot() -> Any:
         return op.Mul(large, op.Sqrt(op.Add(op.Mul(ratio, ratio), op.CastLike(op.Constant(value_float=1.0), ratio))))
 
     return hypot
+
+
+def _median() -> Any:
+    """The largest of the smaller half, and where it is: ONNX has no operator for it."""
+    from onnxscript import opset18
+
+    op: Any = opset18
+
+    def median(values: Any, dim: int, keepdim: bool = False) -> Any:
+        count = op.Gather(op.Shape(values), op.Constant(value_ints=[dim]))
+        half = op.Div(op.Add(count, op.Constant(value_ints=[1])), op.Constant(value_ints=[2]))
+        smallest, places = op.TopK(values, half, axis=dim, largest=0, sorted=1)
+        last = op.Constant(value_ints=[-1]) if keepdim else op.Constant(value_int=-1)
+        return op.Gather(smallest, last, axis=dim), op.Gather(places, last, axis=dim)
+
+    return median
 
 
 def _name_axes(proto: ModelProto, answers: Answers) -> None:

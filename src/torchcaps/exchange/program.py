@@ -25,8 +25,9 @@ class Answers(nn.Module):
     """A model with a tuple of tensors for an answer, each with a name.
 
     inputs   images, float (B, C, H, W) in [0, 1]; of a model that draws masks, int64 (B, H, W), and noise (B, Z)
-    outputs  lengths (B, J), and the reconstruction if there is a decoder; of a model that segments lengths (B, K, H, W)
-             and masks, int64 (B, H, W); of a model that draws images
+    outputs  lengths (B, J), and the reconstruction if there is a decoder; of a model that says how classes stand also
+             x, y, angle, scale, spread and, where it tells them, stretch and shear, each (B, J); of a model that
+             segments lengths (B, K, H, W) and masks, int64 (B, H, W); of a model that draws images
     """
 
     inputs: tuple[str, ...] = ("images",)
@@ -38,12 +39,15 @@ class Answers(nn.Module):
         self.outputs = ("lengths", "masks") if isinstance(model, PixelModel) else ("lengths",)
         if getattr(model, "decoder", None) is not None:
             self.outputs += ("reconstruction",)
+        self.outputs += _placement_names(model)
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         out = self.model(images)
         found = {"lengths": out.lengths, "reconstruction": out.reconstruction}
         if "masks" in self.outputs:
             found["masks"] = found_in(out.lengths)
+        if out.placement is not None:
+            found |= out.placement._asdict()
         return tuple(found[name] for name in self.outputs)
 
     def example(self, batch: int, scale: int = 0) -> tuple[Tensor, ...]:
@@ -103,6 +107,15 @@ class Drawings(Answers):
     def axes(self) -> tuple[dict[int, Any], ...]:
         batch = Dim("batch", min=1)
         return {0: batch, **self._sides(1)}, {0: batch}
+
+
+@torch.no_grad()
+def _placement_names(model: ImageModel) -> tuple[str, ...]:
+    """Ask about one black image which numbers the model tells about how a class stands."""
+    if isinstance(model, PixelModel | SynthesisModel):
+        return ()
+    placement = model(torch.zeros(1, *model.image_shape, device=model.device)).placement
+    return () if placement is None else tuple(name for name, value in placement._asdict().items() if value is not None)
 
 
 class Traced(NamedTuple):

@@ -78,10 +78,14 @@ class Tile(NamedTuple):
 
 
 def show_tiles(
-    figure: Figure, rows: Sequence[Sequence[Tile | None]], names: Sequence[str] = (), side: float = 0.85
+    figure: Figure,
+    rows: Sequence[Sequence[Tile | None]],
+    names: Sequence[str] = (),
+    side: float = 0.85,
+    upright: bool = False,
 ) -> Axes:
-    """Rows of images, `side` inches wide, with a name left of each row; all on one pair of axes, measured in inches,
-    as axes for each image would take longer to draw."""
+    """Rows of images, `side` inches wide, with a name left of each row, turned unless `upright`; all on one pair of
+    axes, measured in inches, as axes for each image would take longer to draw."""
     from matplotlib.patches import Rectangle
 
     axes = image_axes(figure.subplots())
@@ -106,13 +110,19 @@ def show_tiles(
                 about = {"fontsize": STYLE["small"], "color": tile.colour or STYLE["ink"]}
                 axes.text(left + wide / 2, above - 0.03, tile.label, ha="center", va="bottom", **about)
         if number < len(names):
-            about = {"fontsize": STYLE["text"], "color": STYLE["ink"], "rotation": 90}
+            about = {"fontsize": STYLE["text"], "color": STYLE["ink"], "rotation": 0 if upright else 90}
             axes.text(-0.08, top + high / 2, names[number], ha="right", va="center", multialignment="center", **about)
     columns = max(map(len, rows))
-    room = max((0.1 + STYLE["text"] / 72 * 1.3 * (name.count("\n") + 1) for name in names), default=0.01)
+    room = max((0.1 + STYLE["text"] / 72 * _across(name, upright) for name in names), default=0.01)
     axes.set_xlim(-room, columns * (side + gap) - gap + 0.01)
     axes.set_ylim(bottom + 0.01, 0)
     return axes
+
+
+def _across(name: str, upright: bool) -> float:
+    """How wide a row's name is, in sizes of its font."""
+    lines = name.split("\n")
+    return 0.7 * max(map(len, lines)) if upright else 1.3 * len(lines)
 
 
 def _aspect(image: Tensor | np.ndarray) -> float:

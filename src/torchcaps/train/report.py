@@ -6,9 +6,8 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from torchcaps import explain
@@ -16,36 +15,14 @@ from torchcaps.data import Batch
 from torchcaps.errors import UserError
 from torchcaps.explain.html import code, page, paragraph, picture, section, table
 from torchcaps.models.tensors import flush
+from torchcaps.train import placement_report
+from torchcaps.train.tested import Tested, surest
 
 EXAMPLES = 8  # images whose reconstructions are shown, before up to two mistakes
 SWEPT = 2  # images whose capsules are swept
 PAIRS = 500  # images of two classes among which examples are looked for
 SHARES = ("accuracy", "precision", "recall", "dice", "iou", "pixel_error", "likeness")  # given in percent
 CONFUSIONS = 10  # rows of the table that stands in for numbers too small to print
-
-
-class Tested(NamedTuple):
-    """The images a model was tested on, and what it answered.
-
-    images   (N, C, H, W)
-    targets  (N,) class ids, or (N, J) multi-hot
-    lengths  (N, J)
-    names    of the classes
-    each     how many classes every image has, where that is known
-    """
-
-    images: Tensor
-    targets: Tensor
-    lengths: Tensor
-    names: list[str]
-    each: int | None
-
-    @property
-    def several(self) -> bool:
-        return self.targets.ndim == 2
-
-    def mistakes(self, limit: int | None = None) -> Tensor:
-        return explain.worst_mistakes(self.lengths, self.targets, limit, self.each)
 
 
 def write_report(
@@ -74,13 +51,10 @@ def write_report(
     test = Tested(images, targets, lengths, [str(name) for name in class_names], labels_each)
     sections = [section("Test images", paragraph("There were none, so there is nothing to show."))]
     if len(test.images):
-        drawn = _pairs if labels_each == 2 else _reconstructions
         sections = [
             section("Per class" if test.several else "Confusion matrix", *_scores(test)),
             section("Worst mistakes", *_mistakes(test)),
-            section("Reconstructions", *_or_why_not(drawn, model, test)),
-            section("Dimension sweeps", *_or_why_not(_sweeps, model, test)),
-            section("Couplings", *_or_why_not(_couplings, model, test)),
+            *(section(name, *_or_why_not(show, model, test)) for name, show in _looks(model, test).items()),
         ]
     return write_page(path, title, summary, history, sections, recipe_text)
 
@@ -101,6 +75,19 @@ def write_page(
     ]
     first = [section("Summary", table(rows)), section("Learning curves", _curves(history))]
     return write_whole(path, page(title, [*first, *sections, section("Recipe", code(recipe_text))]))
+
+
+def _looks(model: nn.Module, test: Tested) -> dict[str, Callable[[Any, Tested], list[str]]]:
+    """The sections that look into the model, by title: what they show depends on what it offers."""
+    if explain.has_placement(model):
+        return {
+            "Reconstructions": placement_report.placed,
+            "Views": placement_report.views,
+            "Sweeps": placement_report.sweeps,
+            "Poses": placement_report.read_poses,
+        }
+    drawn = _pairs if test.each == 2 else _reconstructions
+    return {"Reconstructions": drawn, "Dimension sweeps": _sweeps, "Couplings": _couplings}
 
 
 def _curves(history: Sequence[Mapping[str, Any]]) -> str:
@@ -161,9 +148,7 @@ def _mistakes(test: Tested) -> list[str]:
 
 
 def _reconstructions(model: nn.Module, test: Tested) -> list[str]:
-    mistakes = test.mistakes(2).tolist()
-    examples = [place for place in _examples(test.targets, EXAMPLES).tolist() if place not in mistakes]
-    chosen = torch.tensor([*examples, *mistakes])
+    chosen = test.shown(EXAMPLES)
     drawn = explain.reconstructions(model, test.images[chosen], test.targets[chosen])
     caption = (
         "What the decoder draws when it sees only the capsule of the true class, of the predicted class, or of a wrong "
@@ -186,7 +171,7 @@ def _pairs(model: nn.Module, test: Tested) -> list[str]:
 
 def _sweeps(model: nn.Module, test: Tested) -> list[str]:
     parts = [paragraph("One dimension of the longest class capsule is changed at a time, and the result decoded.")]
-    for index in _surest(test.lengths, SWEPT):
+    for index in surest(test.lengths, SWEPT):
         name = test.names[int(test.lengths[index].argmax())]
         figure = explain.figure_sweep(explain.sweep(model, test.images[index]), title=f"The capsule of class {name}")
         parts.append(picture(figure, f"Dimension sweep of class {name}"))
@@ -200,7 +185,7 @@ def _couplings(model: nn.Module, test: Tested) -> list[str]:
         "the couplings (in nats, averaged over children) falls as they decide."
     )
     parts = [paragraph(about)]
-    for index in dict.fromkeys([*_surest(test.lengths, 1), *test.mistakes(1).tolist()]):
+    for index in dict.fromkeys([*surest(test.lengths, 1), *test.mistakes(1).tolist()]):
         image, target = test.images[index : index + 1], test.targets[index]
         heat = explain.maps_on_image(model, explain.routing_maps(model, image)[:, 0])
         entropies = explain.coupling_entropy(explain.routing_couplings(model, image)[:, 0])
@@ -211,34 +196,12 @@ def _couplings(model: nn.Module, test: Tested) -> list[str]:
     return parts
 
 
-def _or_why_not(show: Callable[[nn.Module, Tested], list[str]], model: nn.Module, test: Tested) -> list[str]:
+def _or_why_not(show: Callable[[Any, Tested], list[str]], model: nn.Module, test: Tested) -> list[str]:
     """What a section shows, or the sentence that says why this model has no such thing."""
     try:
         return show(model, test)
     except UserError as error:
         return [paragraph(f"Left out: {str(error).split(': ', 1)[-1]}.")]
-
-
-def _examples(targets: Tensor, limit: int) -> Tensor:
-    """Positions of the first image of each class, then of the next ones until there are `limit`."""
-    classes = targets.argmax(-1) if targets.ndim == 2 else targets
-    first: dict[int, int] = {}
-    for position, index in enumerate(classes.tolist()):
-        first.setdefault(index, position)
-    chosen = [first[index] for index in sorted(first)][:limit]
-    taken = set(chosen)
-    rest = (position for position in range(len(targets)) if position not in taken)
-    return torch.tensor(chosen + [position for position, _ in zip(rest, range(limit - len(chosen)))])
-
-
-def _surest(lengths: Tensor, limit: int) -> list[int]:
-    """Positions of the most confident answers, no two of the same class."""
-    best: dict[int, int] = {}
-    for position in lengths.amax(-1).argsort(descending=True, stable=True).tolist():
-        best.setdefault(int(lengths[position].argmax()), position)
-        if len(best) == limit:
-            break
-    return list(best.values())
 
 
 def _words(key: str) -> str:

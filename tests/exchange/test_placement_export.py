@@ -1,0 +1,137 @@
+"""Models that say how classes stand: in other runtimes they say it, too."""
+
+import os
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+
+import torchcaps
+from torchcaps.exchange.check import compare
+from torchcaps.exchange.export import export
+from torchcaps.exchange.onnx_file import write_onnx
+from torchcaps.exchange.program import answers_of
+from torchcaps.models import create_model
+
+PLAIN = ("lengths", "reconstruction", "x", "y", "angle", "scale", "spread")
+SMALL = {"image_shape": (1, 16, 16), "num_classes": 3}
+SHEARED = {"stretches": (0.8, 1.0, 1.25), "shears": (-0.2, 0.0, 0.2), "search": "full", "decoder": "none"}
+
+
+def posecaps(name="posecaps_small", **options):
+    """One whose votes differ: untrained, every view says the same of every class."""
+    torch.manual_seed(0)
+    model = create_model(name, **options).eval()
+    torch.nn.init.normal_(model.offset.weight)
+    torch.nn.init.normal_(model.offset.bias)
+    return model
+
+
+def batch(B, shape=(1, 16, 16)):
+    return torch.rand(B, *shape, generator=torch.Generator().manual_seed(B))
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    return torchcaps.save(posecaps(**SMALL), tmp_path_factory.mktemp("pose") / "pose")
+
+
+def agrees(model, outputs, images):
+    """Whether what a runtime answered is what the model does, all but rounding; angles up to whole turns."""
+    out = model(images)
+    expected = {"lengths": out.lengths, "reconstruction": out.reconstruction, **out.placement._asdict()}
+    for name, found in outputs.items():
+        gap = np.abs(np.asarray(found) - expected[name].detach().numpy())
+        assert gap.shape == expected[name].shape
+        assert (np.minimum(gap, 360 - gap) if name == "angle" else gap).max() < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("posecaps_small", SMALL),
+        pytest.param("posecaps", {}, marks=pytest.mark.slow),
+        pytest.param(
+            "posecaps_small", {"image_shape": (3, 28, 20), "num_classes": 2, **SHEARED}, marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_onnx_says_how_classes_stand_for_any_batch(name, options, tmp_path):
+    model = posecaps(name, **options)
+    assert write_onnx(model, tmp_path / "x.onnx").difference < 1e-5
+    session = onnxruntime.InferenceSession(tmp_path / "x.onnx", providers=["CPUExecutionProvider"])
+    names = [each.name for each in session.get_outputs()]
+    assert tuple(names) == (("lengths", *PLAIN[2:], "stretch", "shear") if "shears" in options else PLAIN)
+    assert {tuple(each.shape) for each in session.get_outputs() if each.name in PLAIN[2:]} == {
+        ("batch", model.num_classes)
+    }
+    assert {node.domain for node in onnx.load(tmp_path / "x.onnx").graph.node} == {""}
+    for B in (1, 3, 7):
+        images = batch(B, model.image_shape)
+        agrees(model, dict(zip(names, session.run(None, {"images": images.numpy()}))), images)
+
+
+def test_the_program_says_it_too(saved, tmp_path):
+    path, agreement = export(str(saved), "torch", tmp_path / "pose.pt2")
+    assert agreement.difference < 1e-5
+    program, model = torch.export.load(path).module(), torchcaps.load(saved)
+    with torch.no_grad():
+        for B in (1, 3, 7):
+            agrees(model, dict(zip(PLAIN, program(batch(B)))), batch(B))
+
+
+def test_hub_folders_keep_it(saved, tmp_path):
+    folder = export(str(saved), "hub", tmp_path / "hub").path
+    ours, theirs = (torchcaps.load(each)(batch(3)).placement for each in (saved, folder))
+    assert torch.equal(ours.angle, theirs.angle)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.environ.get("TORCHCAPS_EVERY_EXPORT"), reason="half a minute of C++; `make exports` does it")
+def test_the_compiled_package_says_it_too(saved, tmp_path):
+    path, agreement = export(str(saved), "aoti", tmp_path / "pose.pt2")
+    assert agreement.difference < 1e-4
+    run, model = torch._inductor.aoti_load_package(str(path)), torchcaps.load(saved)
+    with torch.no_grad():
+        for B in (1, 7):
+            agrees(model, dict(zip(PLAIN, run(batch(B)))), batch(B))
+
+
+class Given:
+    """Answers that are the inputs."""
+
+    outputs = ("lengths", "angle", "spread", "reconstruction")
+
+    def __call__(self, *values):
+        return values
+
+
+def answer(angle=(10.0, 179.99999), spread=(5.0, 5.0), drawn=0.0):
+    rows = torch.tensor([[0.9, 0.1]]), torch.tensor([angle]), torch.tensor([spread])
+    return (*rows, torch.full((1, 1, 4, 4), drawn))
+
+
+def test_angles_are_compared_up_to_whole_turns_and_in_radians():
+    assert compare(Given(), lambda _: answer(angle=(370.0, -179.99999)), answer()) < 1e-6
+    assert compare(Given(), lambda _: answer(angle=(10.005, 179.99999)), answer()) == pytest.approx(8.7e-5, rel=0.01)
+    with pytest.raises(torchcaps.UserError, match="angle differ .* by up to 0.00017 radians"):
+        compare(Given(), lambda _: answer(angle=(10.01, 179.99999)), answer())
+    with pytest.raises(torchcaps.UserError, match="spread differ"):
+        compare(Given(), lambda _: answer(spread=(5.01, 5.0)), answer())
+
+
+def test_an_angle_that_the_views_leave_open_may_be_another():
+    wide = {"spread": (104.0, 5.0)}  # of the class that is drawn
+    assert compare(Given(), lambda _: answer(angle=(80.0, 179.99999), **wide, drawn=0.5), answer(**wide)) < 1e-6
+    with pytest.raises(torchcaps.UserError, match="angle differ"):
+        compare(Given(), lambda _: answer(angle=(float("nan"), 179.99999), **wide), answer(**wide))
+    narrow = {"spread": (5.0, 104.0)}
+    with pytest.raises(torchcaps.UserError, match="reconstruction differ"):
+        compare(Given(), lambda _: answer(**narrow, drawn=0.5), answer(**narrow))
+
+
+def test_models_without_a_placement_have_no_more_outputs():
+    model = create_model("baseline_cnn", image_shape=(1, 16, 16), channels=(2, 2, 2), kernel=3, hidden=(4,))
+    assert answers_of(model).outputs == ("lengths",)
