@@ -120,8 +120,10 @@ SMALL_EM = {"name": "em_capsnet", "channels": 8, "primary": 2, "first": 3, "seco
         ({"name": "efficient_capsnet", "channels": [8, 8, 8, 16]}, {}, False),
         (SMALL_EM, {}, False),
         ({"name": "capsnet_small", "variant": "authors"}, {}, True),
+        ({"name": "posecaps_small", "width": 4}, {"shift": 1}, False),
+        ({"name": "strong_cnn", "width": 4, "lattice_use": "train", "turn": 30}, {"shift": 1}, False),
     ],
-    ids=["jitter", "light", "efficient", "em", "pairs"],
+    ids=["jitter", "light", "efficient", "em", "pairs", "poses", "lattice"],
 )
 def test_every_kind_of_step_runs_and_on_a_gpu_is_recorded(tmp_path, monkeypatch, caplog, model, augment, pairs):
     tree = {"name": "steps", "data": {"source": "digits", "image_size": 16, "limit": 64, "validation": 0}}

@@ -172,6 +172,7 @@ def explain(
 ) -> None:
     """Show what a capsule network saw in an image: reconstruction, sweep, routing; of masks, every layer's maps.
 
+    Of pose capsules: how a class stands, the views that found it, and sweeps in degrees and pixels.
     Of a model that draws: images of a mask, and the last layer's features from one noise vector to another.
     """
     import torchcaps

@@ -17,7 +17,7 @@ def needs_capsules(model: nn.Module, what: str) -> CapsuleModel:
     """The model, if it routes primary capsules on a grid to class capsules, as CapsNet does."""
     if not all(hasattr(model, name) for name in ("children_of", "classes", "grid")):
         raise UserError(
-            f"{what}: a {type(model).__name__} has no capsules to look into; use a capsule network (capsnet)"
+            f"{what}: a {type(model).__name__} has no capsules that are routed on a grid; use one that has (capsnet)"
         )
     return cast(CapsuleModel, model)
 
