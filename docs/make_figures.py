@@ -21,6 +21,7 @@ from torchcaps.bench.plot import figure_family, figure_scaling
 from torchcaps.data import load_data
 from torchcaps.data.multimnist import TEST_SEED, draw_pairs
 from torchcaps.errors import UserError
+from torchcaps.explain.perturb import rotate
 from torchcaps.models import PixelModel, SynthesisModel
 from torchcaps.models.pixels import found_in
 from torchcaps.models.synthesis import draw_masks
@@ -59,6 +60,7 @@ def main() -> None:
         paper_pictures()
     except UserError as error:
         print(f"the paper's figures stay as they are: {error}")
+    pose_pictures()
     segmentation_pictures()
     synthesis_pictures()
     save("scaling", figure_scaling(read_rows("benchmarks/results/h200.csv")))
@@ -80,6 +82,17 @@ def paper_pictures() -> None:
     save("couplings", explain.figure_coupling_maps(images[:3], explain.coupling_maps(model, images[:3])))
     pairs = next(draw_pairs(test, 1000, TEST_SEED))  # the first of the test pairs
     save("figure-5", explain.figure_pair_examples(explain.pair_examples(torchcaps.load("capsnet-multimnist"), pairs)))
+
+
+def pose_pictures() -> None:
+    """The first test image of a 3, turned by 25°, as pose capsules see it."""
+    model = torchcaps.load("posecaps-digits")
+    test = load_data(**model.trained_by["data"]).test
+    assert test is not None
+    three = model.prepare(test.images[(test.targets == 3).nonzero()[0]])
+    figures, _ = explain.show_placement(model, rotate(three, 25.0)[0], None)
+    for name in ("lattice", "canonical"):
+        save(f"posecaps-{name}", figures[name])
 
 
 def segmentation_pictures() -> None:
