@@ -231,7 +231,7 @@ def test_several_classes_at_once(dtype):
 def test_the_placement_of_some_classes_is_that_of_all(training):
     model = made(**SHEAR).train(training)
     seen, ids = model.look(photographs(model, 2)), torch.tensor([[2, 0], [1, 1]])
-    weights = model.gather(seen)[0]
+    weights = model.aggregate(seen)[0]
     for some, all in zip(model.place(seen, weights, ids), model.place(seen, weights)):
         assert_close(some, all.gather(1, ids))
 

@@ -87,7 +87,7 @@ def read_poses(model: PoseCaps, images: Tensor) -> Read:
     with evaluating(model):
         for some in images.split(LOOK_AT):
             seen = model.look(some.to(model.device))
-            weights_BGJ, lengths_BJ, capsules_BJD = model.gather(seen)
+            weights_BGJ, lengths_BJ, capsules_BJD = model.aggregate(seen)
             parts.append(Read(lengths_BJ, capsules_BJD, model.place(seen, weights_BGJ)))
     lengths, capsules, placements = zip(*parts)
     placement = Placement._make(None if part[0] is None else torch.cat(part) for part in zip(*placements))

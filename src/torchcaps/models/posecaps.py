@@ -1,4 +1,4 @@
-"""Pose capsules: what is there, and how it stands, in degrees and pixels."""
+"""Pose capsules: class presence, with the position, angle and scale of each class."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Views(NamedTuple):
 
 
 class PoseCaps(ImageModel):
-    """One small network looks at an image through a lattice of poses, and says what it sees upright, and how it stands.
+    """A small network applied to several transformed views of an image; it predicts class presence and class pose.
 
     Of every view: a stem of convolutions, primary capsules by a 1×1 convolution, and one capsule for each class, the
     squashed sum over types of the mean over places of their votes; the matrices are the same at every place. A class is
@@ -153,7 +153,7 @@ class PoseCaps(ImageModel):
         """
         seen = self.look(images)
         with no_autocast(images):
-            weights_BGJ, presence, poses = self.gather(seen)
+            weights_BGJ, presence, poses = self.aggregate(seen)
             ids_BM, several = self._drawn_classes(presence, targets, each)
             placement = None if self.training else self.place(seen, weights_BGJ)
             drawn = None
@@ -210,8 +210,8 @@ class PoseCaps(ImageModel):
             offsets = self.offset(pooled_NX).unflatten(1, (self.num_classes, len(self.read)))
         return Views(poses, *(part.unflatten(0, (B, G)) for part in (primary_N, capsules, offsets)))
 
-    def gather(self, seen: Views) -> tuple[Tensor, Tensor, Tensor]:
-        """Bring the views together.
+    def aggregate(self, seen: Views) -> tuple[Tensor, Tensor, Tensor]:
+        """Combine the views.
 
         Returns:
             (B, G, J) weights of the views, (B, J) presence, and (B, J, D) class capsules of that length.
