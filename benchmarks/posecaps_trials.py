@@ -26,7 +26,7 @@ from torchcaps.explain import perturb
 from torchcaps.explain.familiarity import scores, separation
 from torchcaps.models import ImageModel, Output, PoseCaps, create_model
 
-FEW = {"frame": 28, "shift": 2, "per_class": 10, "steps": 1500}
+FEW = {"frame": 28, "shift": 2, "per_class": 10, "steps": 2000, "batch": 100}
 SHEAR = {"stretches": (0.8, 1.0, 1.25), "shears": (-0.25, 0.0, 0.25)}
 BASE = {
     "model": "posecaps",
@@ -52,6 +52,8 @@ def variant(**changes: Any) -> dict[str, Any]:
 
 TRIALS = {
     "base": variant(),
+    "no-negatives": variant(options={"negatives": 0.0}),
+    "bend-thick": variant(options={"bend": 1.0, "thicken": 0.15}),
     "views5": variant(options={"views": 5}),
     "shear": variant(options=SHEAR),
     "turn45": variant(options={"turn": 45.0}),
@@ -67,8 +69,23 @@ TRIALS = {
     "few-shear": variant(**FEW, options=SHEAR),
     "few-views9": variant(**FEW, options={"views": 9}),
     "few-turn30": variant(**FEW, options={"turn": 30.0}),
+    "few-turn30-shear": variant(**FEW, options={"turn": 30.0, **SHEAR}),
+    "few-turn15-shear": variant(**FEW, options={"turn": 15.0, **SHEAR}),
+    "few-raw": variant(**FEW, options={"denoise": False}),
+    "few-raw-turn30-shear": variant(**FEW, options={"denoise": False, "turn": 30.0, **SHEAR}),
     "few-bare": variant(**FEW, options={"decoder": "none"}, disagreement=0.0),
+    "few-wide": variant(**FEW, options={"width": 64}),
+    "few-decay": variant(**FEW, decay=0.5),
+    "few-bend": variant(**FEW, options={"bend": 1.0}),
+    "few-bend-thick": variant(**FEW, options={"bend": 1.0, "thicken": 0.15}),
+    "few-bend2-thick-shear": variant(**FEW, options={"bend": 1.5, "thicken": 0.15, **SHEAR}),
+    "few-bend-thick-long": variant(**{**FEW, "steps": 5000}, options={"bend": 1.0, "thicken": 0.15}),
+    "few-drawn": variant(**FEW, reconstruction=0.005),
+    "few-long": variant(**{**FEW, "steps": 6000}),
     "few-cnn": variant(**FEW, model="strong_cnn"),
+    "few-cnn-slow": variant(**FEW, model="strong_cnn", lr=5e-4),
+    "few-cnn-fast": variant(**FEW, model="strong_cnn", lr=8e-3),
+    "few-resnet": variant(**FEW, model="small_resnet"),
     "cnn": variant(model="strong_cnn"),
     "cnn-wide": variant(model="strong_cnn", options={"width": 64}),
     "cnn-lattice": variant(
@@ -109,6 +126,8 @@ def loss_of(output: Output, images: Tensor, targets: Tensor, settings: dict[str,
         loss = loss + settings["reconstruction"] * losses.reconstruction_loss(output.reconstruction, images)
     if output.disagreement is not None and settings["disagreement"]:
         loss = loss + settings["disagreement"] * output.disagreement
+    if output.absence is not None:
+        loss = loss + 0.5 * output.absence
     return loss.mean()
 
 
@@ -176,7 +195,12 @@ def measure(model: ImageModel, data: dict[str, Tensor], settings: dict[str, Any]
             changed[f"turn{degrees}"] = turned
     found: dict[str, Any] = {}
     for name, images in changed.items():
-        found[name] = round(100 * (ask(model, images)["lengths"].argmax(1) == y).float().mean().item(), 2)
+        found[name] = right(model, images, y)
+    if settings["per_class"]:
+        if isinstance(model, PoseCaps):
+            model.search_linear = model.lattice.poses().linear.to(model.search_linear)
+            found["clean, whole lattice"] = right(model, held, y)
+        return found
     familiar = ask(model, held[:2000])
     size = tuple(held.shape[1:])
     for name in ("letters", "splines", "uniform noise", "constants"):
@@ -187,6 +211,11 @@ def measure(model: ImageModel, data: dict[str, Tensor], settings: dict[str, Any]
     if isinstance(model, PoseCaps) and settings["frame"] == 40:
         found |= follow(model, held[:1000], y[:1000])
     return found
+
+
+def right(model: ImageModel, images: Tensor, y: Tensor) -> float:
+    """Percent of the images whose class is found."""
+    return round(100 * (ask(model, images)["lengths"].argmax(1) == y).float().mean().item(), 2)
 
 
 def follow(model: PoseCaps, images: Tensor, y: Tensor) -> dict[str, float]:

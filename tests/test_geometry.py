@@ -11,7 +11,17 @@ from hypothesis import strategies as st
 
 from torchcaps.errors import UserError
 from torchcaps.explain import perturb
-from torchcaps.geometry import MAX_POSES, Affine, Lattice, pixel_places, sampling_grid, view
+from torchcaps.geometry import (
+    MAX_POSES,
+    Affine,
+    Lattice,
+    half_turn,
+    mean_angle,
+    pixel_places,
+    random_bend,
+    sampling_grid,
+    view,
+)
 
 
 def number(low, high):
@@ -234,3 +244,39 @@ def test_full_circle(turn, step, angles):
 def test_what_is_no_lattice_is_refused(make, message):
     with pytest.raises(UserError, match=message):
         make()
+
+
+def test_a_bend_moves_what_a_view_shows():
+    images = torch.zeros(2, 1, 7, 7, dtype=torch.float64)
+    images[:, 0, 3, 3] = 1
+    poses = Affine.of(angle=torch.zeros(2, 3, dtype=torch.float64))
+    right = torch.zeros(2, 3, 7, 7, 2, dtype=torch.float64)
+    right[..., 0] = 2  # every place of the view shows what lies two pixels to its right
+    seen = view(images, poses, (7, 7), right)
+    torch.testing.assert_close(seen[..., 1], images[:, None].expand_as(seen)[..., 3])
+    torch.testing.assert_close(view(images, poses, (7, 7), 0 * right), view(images, poses, (7, 7)))
+
+
+def test_random_bends_are_smooth_and_as_large_as_asked():
+    torch.manual_seed(0)
+    bend = random_bend((50, 3), (33, 33), 2.0, torch.device("cpu"))
+    assert bend.shape == (50, 3, 33, 33, 2)
+    knots = bend[:, :, ::8, ::8]
+    assert knots.std() == pytest.approx(2.0, rel=0.05)
+    assert (bend[:, :, 1:] - bend[:, :, :-1]).std() < 0.5
+    assert not torch.equal(bend[:, 0], bend[:, 1])
+
+
+def test_the_mean_angle_goes_the_short_way_round():
+    angles = torch.tensor([[170.0, -170.0], [10.0, 30.0]], dtype=torch.float64)
+    even = torch.full_like(angles, 0.5)
+    found = half_turn(mean_angle(angles, even))
+    torch.testing.assert_close(found.abs(), torch.tensor([180.0, 20.0], dtype=torch.float64))
+    assert half_turn(torch.tensor([-180.0, 180.0, 540.0, 0.0])).tolist() == [-180, -180, -180, 0]
+
+
+@pytest.mark.parametrize(
+    ("turn", "expected"), [(60, (-40, 0, 40)), (0, (0,)), (15, (0,)), (180, tuple(range(-135, 181, 45)))]
+)
+def test_a_coarse_lattice_has_few_angles(turn, expected):
+    assert Lattice.regular(turn, 15).coarse(45).angles == pytest.approx(expected)

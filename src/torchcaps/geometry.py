@@ -17,6 +17,7 @@ from torch import Tensor
 
 from torchcaps.errors import UserError
 
+KNOTS = 5  # on each side of a random bend
 MAX_POSES = 1000  # of a lattice: a file that describes more is not followed
 
 
@@ -155,19 +156,23 @@ def pixel_places(size: tuple[int, int], like: Tensor) -> Tensor:
     return torch.stack([x.expand(size[0], -1), y[:, None].expand(-1, size[1])], dim=-1)
 
 
-def view(images: Tensor, poses: Affine, size: tuple[int, int]) -> Tensor:
+def view(images: Tensor, poses: Affine, size: tuple[int, int], bend: Tensor | None = None) -> Tensor:
     """See images (B, C, H, W) through poses, by bilinear interpolation; outside the image everything is 0.
 
     Args:
         images: (B, C, H, W).
         poses: (G) the same for every image, or (B, G).
         size: rows and columns of a view.
+        bend: (B, G, h, w, 2) pixels of the image, right and down, that each place of a view is moved by; for poses
+            (B, G) only.
 
     Returns:
         (B, G, C, h, w). What stands in the image by a pose stands upright, in the centre, in its view.
     """
     B, C, H, W = images.shape
     grid = sampling_grid(poses.to(images), size, (H, W))
+    if bend is not None:
+        grid = grid + torch.stack([bend[..., 0] * (2 / W), bend[..., 1] * (2 / H)], dim=-1)
     if grid.ndim == 4:  # one grid for all: images are taken for channels, so each place is computed once
         G = grid.shape[0]
         stacked = images.reshape(1, B * C, H, W).expand(G, -1, -1, -1)
@@ -177,6 +182,41 @@ def view(images: Tensor, poses: Affine, size: tuple[int, int]) -> Tensor:
     repeated = images[:, None].expand(-1, G, -1, -1, -1).reshape(B * G, C, H, W)
     seen = F.grid_sample(repeated, grid.flatten(0, 1), mode="bilinear", padding_mode="zeros", align_corners=False)
     return seen.view(B, G, C, *size)
+
+
+def mean_angle(angles: Tensor, weights: Tensor) -> Tensor:
+    """Take the direction of the weighted sum of unit vectors.
+
+    Args:
+        angles: (B, G, …) degrees.
+        weights: of the same shape, or one that expands to it.
+
+    Returns:
+        (B, …) degrees in [-180, 180].
+    """
+    radians = angles.deg2rad()
+    return torch.atan2((weights * radians.sin()).sum(1), (weights * radians.cos()).sum(1)).rad2deg()
+
+
+def half_turn(angle: Tensor) -> Tensor:
+    """The same angle in [-180, 180) degrees."""
+    return (angle + 180) % 360 - 180
+
+
+def random_bend(shape: tuple[int, int], size: tuple[int, int], pixels: float, device: torch.device) -> Tensor:
+    """Draw smooth random displacements: normal at the knots of a 5×5 grid, by bicubic interpolation between them.
+
+    Args:
+        shape: B and G.
+        size: rows h and columns w.
+        pixels: the standard deviation at a knot.
+
+    Returns:
+        (B, G, h, w, 2).
+    """
+    knots = pixels * torch.randn(math.prod(shape), 2, KNOTS, KNOTS, device=device)
+    smooth = F.interpolate(knots, size=size, mode="bicubic", align_corners=True)
+    return smooth.permute(0, 2, 3, 1).unflatten(0, shape)
 
 
 @dataclass(frozen=True)
@@ -255,6 +295,19 @@ class Lattice:
         ]
         _, S, R, K = self.shape
         return ((nearest[0] * S + factors[0]) * R + factors[1]) * K + nearest[1]
+
+    def coarse(self, degrees: float) -> Lattice:
+        """Angles alone, in the middle of equal parts of the range, each of so many degrees at most.
+
+        Their number is odd unless the range is the full circle.
+        """
+        if self.full_circle:
+            parts = math.ceil(360 / degrees)
+            return Lattice(tuple(360 / parts * index for index in range(1 - math.ceil(parts / 2), parts // 2 + 1)))
+        reach = max(-self.angles[0], self.angles[-1])
+        half = math.ceil((2 * reach / degrees - 1) / 2)  # parts on each side of the middle one
+        step = 2 * reach / (2 * half + 1)
+        return Lattice(tuple(step * index for index in range(-half, half + 1))) if half > 0 else Lattice()
 
     def poses(self) -> Affine:
         """(G) in float64: shears change fastest, then stretches, scales and angles."""

@@ -68,9 +68,9 @@ def predict_file(model: ImageModel, path: Path, reject: float | None = None) -> 
         file: the path.
         classes: the names of those found, longest first.
         ranking: for every class its name and length, longest first; of a model that says how classes stand also x, y,
-            angle, scale, spread and, if it tells them, stretch and shear: see `Placement`. x and y are in pixels of the
-            file, upright as it is shown. The others are those of the image as the model is given it, resized: if that
-            changes the ratio of the sides, the angle on the file is another.
+            angle, scale, spread and, if it tells them, stretch, shear and thickness: see `Placement`. x, y and
+            thickness are in pixels of the file, upright as it is shown. The others are those of the image as the model
+            is given it, resized: if that changes the ratio of the sides, the angle on the file is another.
         familiarity, none_below: only if these decided whether it is one of the classes.
     """
     image = image_for(model, path)
@@ -98,7 +98,7 @@ def predict_file(model: ImageModel, path: Path, reject: float | None = None) -> 
 
 
 def _standing(model: ImageModel, path: Path, output: Output) -> list[dict[str, float]]:
-    """How each of the J classes stands in a file: x and y in its own pixels, the rest as the model says it."""
+    """How each of the J classes stands in a file: x, y and thickness in its own pixels, the rest as the model says."""
     if output.placement is None:
         return [{} for _ in model.class_names]
     parts = {name: values[0].tolist() for name, values in output.placement._asdict().items() if values is not None}
@@ -106,6 +106,8 @@ def _standing(model: ImageModel, path: Path, output: Output) -> list[dict[str, f
     for name, in_file, resized, kept in sides:
         cut = (resized - kept) // 2  # as `prepare` does
         parts[name] = [(place + cut + 0.5) * in_file / resized - 0.5 for place in parts[name]]
+        if "thickness" in parts:  # both sides together: by the geometric mean of their factors
+            parts["thickness"] = [value * (in_file / resized) ** 0.5 for value in parts["thickness"]]
     return [{name: round(value, 4) for name, value in zip(parts, values)} for values in zip(*parts.values())]
 
 

@@ -1,5 +1,6 @@
 """Models that say how classes stand: in other runtimes they say it, too."""
 
+import json
 import os
 
 import numpy as np
@@ -12,10 +13,12 @@ import torchcaps
 from torchcaps.exchange.check import compare
 from torchcaps.exchange.export import export
 from torchcaps.exchange.onnx_file import write_onnx
+from torchcaps.exchange.packages import METADATA
 from torchcaps.exchange.program import answers_of
 from torchcaps.models import create_model
 
-PLAIN = ("lengths", "reconstruction", "x", "y", "angle", "scale", "spread")
+POSE = ("x", "y", "angle", "scale", "spread")
+PLAIN = ("lengths", "reconstruction", *POSE, "familiarity")
 SMALL = {"image_shape": (1, 16, 16), "num_classes": 3}
 SHEARED = {"stretches": (0.8, 1.0, 1.25), "shears": (-0.2, 0.0, 0.2), "search": "full", "decoder": "none"}
 
@@ -35,13 +38,16 @@ def batch(B, shape=(1, 16, 16)):
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    return torchcaps.save(posecaps(**SMALL), tmp_path_factory.mktemp("pose") / "pose")
+    model = posecaps(**SMALL)
+    model.none_below = 1.75
+    return torchcaps.save(model, tmp_path_factory.mktemp("pose") / "pose")
 
 
 def agrees(model, outputs, images):
     """Whether what a runtime answered is what the model does, all but rounding; angles up to whole turns."""
     out = model(images)
     expected = {"lengths": out.lengths, "reconstruction": out.reconstruction, **out.placement._asdict()}
+    expected["familiarity"] = model.familiarity(images, out)
     for name, found in outputs.items():
         gap = np.abs(np.asarray(found) - expected[name].detach().numpy())
         assert gap.shape == expected[name].shape
@@ -60,13 +66,17 @@ def agrees(model, outputs, images):
 )
 def test_onnx_says_how_classes_stand_for_any_batch(name, options, tmp_path):
     model = posecaps(name, **options)
+    model.none_below = 1.75
+    model.read_thickness_by(torch.rand(model.num_classes, model.types * model.dim + 1))
     assert write_onnx(model, tmp_path / "x.onnx").difference < 1e-5
     session = onnxruntime.InferenceSession(tmp_path / "x.onnx", providers=["CPUExecutionProvider"])
     names = [each.name for each in session.get_outputs()]
-    assert tuple(names) == (("lengths", *PLAIN[2:], "stretch", "shear") if "shears" in options else PLAIN)
-    assert {tuple(each.shape) for each in session.get_outputs() if each.name in PLAIN[2:]} == {
-        ("batch", model.num_classes)
-    }
+    drawn, more = ((), ("stretch", "shear")) if "shears" in options else (("reconstruction",), ())
+    assert tuple(names) == ("lengths", *drawn, *POSE, *more, "thickness", "familiarity")
+    assert json.loads(session.get_modelmeta().custom_metadata_map["none_below"]) == 1.75
+    shapes = {each.name: tuple(each.shape) for each in session.get_outputs()}
+    assert {shapes[name] for name in POSE} == {("batch", model.num_classes)}
+    assert shapes["familiarity"] == ("batch",)
     assert {node.domain for node in onnx.load(tmp_path / "x.onnx").graph.node} == {""}
     for B in (1, 3, 7):
         images = batch(B, model.image_shape)
@@ -76,7 +86,9 @@ def test_onnx_says_how_classes_stand_for_any_batch(name, options, tmp_path):
 def test_the_program_says_it_too(saved, tmp_path):
     path, agreement = export(str(saved), "torch", tmp_path / "pose.pt2")
     assert agreement.difference < 1e-5
-    program, model = torch.export.load(path).module(), torchcaps.load(saved)
+    about = {METADATA: ""}
+    program, model = torch.export.load(path, extra_files=about).module(), torchcaps.load(saved)
+    assert json.loads(about[METADATA])["none_below"] == 1.75
     with torch.no_grad():
         for B in (1, 3, 7):
             agrees(model, dict(zip(PLAIN, program(batch(B)))), batch(B))
@@ -94,6 +106,7 @@ def test_the_compiled_package_says_it_too(saved, tmp_path):
     path, agreement = export(str(saved), "aoti", tmp_path / "pose.pt2")
     assert agreement.difference < 1e-4
     run, model = torch._inductor.aoti_load_package(str(path)), torchcaps.load(saved)
+    assert json.loads(run.get_metadata()["none_below"]) == 1.75
     with torch.no_grad():
         for B in (1, 7):
             agrees(model, dict(zip(PLAIN, run(batch(B)))), batch(B))
@@ -130,6 +143,19 @@ def test_an_angle_that_the_views_leave_open_may_be_another():
     narrow = {"spread": (5.0, 104.0)}
     with pytest.raises(torchcaps.UserError, match="reconstruction differ"):
         compare(Given(), lambda _: answer(**narrow, drawn=0.5), answer(**narrow))
+
+
+def test_another_familiarity_is_told_unless_two_classes_tie():
+    class Scored(Given):
+        outputs = ("lengths", "familiarity")
+
+    def scored(second, familiarity):
+        return torch.tensor([[0.9, second]]), torch.tensor([familiarity])
+
+    assert compare(Scored(), lambda _: scored(0.1, 2.00005), scored(0.1, 2.0)) == pytest.approx(5e-5, rel=0.02)
+    with pytest.raises(torchcaps.UserError, match="familiarity differ .* by up to 0.01,"):
+        compare(Scored(), lambda _: scored(0.1, 2.01), scored(0.1, 2.0))
+    assert compare(Scored(), lambda _: scored(0.9, 2.5), scored(0.9, 2.0)) == 0
 
 
 def test_models_without_a_placement_have_no_more_outputs():

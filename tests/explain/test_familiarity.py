@@ -4,7 +4,17 @@ from torch import nn
 
 from torchcaps.errors import UserError
 from torchcaps.explain import robustness
-from torchcaps.explain.familiarity import accuracy_at_kept, energy, max_length, score_images, scores, separation
+from torchcaps.explain.familiarity import (
+    accuracy_at_kept,
+    count_rejected,
+    energy,
+    max_length,
+    own_threshold,
+    score_images,
+    scores,
+    separation,
+)
+from torchcaps.explain.familiarity_charts import figure_familiarity, figure_rejected
 from torchcaps.models import ImageModel, Output
 
 
@@ -169,3 +179,43 @@ def test_letters_are_as_large_as_what_the_test_images_show(monkeypatch):
     for shown in (images, torch.zeros_like(images)):
         robustness.unfamiliar({"model": Bright()}, shown, torch.zeros(5, dtype=torch.long))
     assert heights == [7, None]
+
+
+def test_what_a_threshold_rejects_by_hand():
+    """Of 20 images 19 are the most familiar 95 %; five lie below 5, and one that reaches it is wrong."""
+    scores, correct = torch.arange(20.0), torch.tensor([False, False, *[True] * 3, False, *[True] * 14])
+    assert count_rejected(scores, correct, 5.0) == {
+        "none_below": 5.0,
+        "rejected": 5,
+        "rejected_share": 0.25,
+        "kept_accuracy": pytest.approx(14 / 15, abs=1e-6),
+        "accuracy_at_95": pytest.approx(17 / 19, abs=1e-6),
+    }
+    nothing = count_rejected(scores, correct, 99.0)
+    assert (nothing["rejected"], nothing["kept_accuracy"]) == (20, None)
+    assert count_rejected(scores, correct, -1.0)["rejected"] == 0
+
+
+def test_a_threshold_counts_only_with_a_measure():
+    model, own = Bright(), Own()
+    model.none_below = own.none_below = 1.5
+    assert (own_threshold(model), own_threshold(own)) == (None, 1.5)
+    own.none_below = None
+    assert own_threshold(own) is None
+
+
+def test_bytes_and_shares_score_alike():
+    images = torch.randint(256, (5, 1, 14, 12), dtype=torch.uint8)  # two rows more than the model takes
+    found = [score_images(Own(), each).scores["familiarity"] for each in (images, images[:, :, 1:13].float() / 255)]
+    torch.testing.assert_close(*found)
+
+
+def test_figures_of_rejected_images():
+    scores, correct = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([True, False, True])
+    axes = figure_familiarity(scores, correct, 1.5).axes[0]
+    assert sum(patch.get_height() for patch in axes.containers[0].patches) == 2  # right answers, below the others
+    assert axes.lines[0].get_xdata()[0] == 1.5
+    shown = figure_rejected(
+        torch.rand(2, 1, 12, 12), torch.tensor([0, 1]), torch.tensor([0, 0]), scores[:2], ("a", "b")
+    )
+    assert [text.get_text() for text in shown.axes[0].texts] == ["true a, nearest a\n1.00", "true b, nearest a\n2.00"]

@@ -175,6 +175,8 @@ def test_histograms_count_each_pose_once():
     assert counts == [4, 5]
     many = explain.figure_read_poses(angles, torch.ones(5), classes, [str(j) for j in range(50)])
     assert len(many.axes) == 2
+    alike = explain.figure_read_poses(torch.tensor([30.0, 30.000002]), torch.ones(2), classes[:2], ["a", "b"])
+    assert sum(bar.get_height() for bar in alike.axes[0].patches) == 2  # an untrained model says nearly the same of all
 
 
 @pytest.mark.parametrize("decoder", [True, False])

@@ -75,8 +75,9 @@ def loss_of():
             return spread_loss(out.lengths, targets).mean()
         terms = {"margin": margin_loss(out.lengths, targets)}
         terms["reconstruction"] = reconstruction_loss(out.reconstruction, images)
-        terms |= {name: getattr(out, name) for name in model.own_losses}
-        return combine(terms, {"margin": 1.0, "reconstruction": 0.0005, **model.own_losses})
+        own = {name: value for name in model.own_losses if (value := getattr(out, name)) is not None}
+        weights = {"margin": 1.0, "reconstruction": 0.0005, **{name: model.own_losses[name] for name in own}}
+        return combine({**terms, **own}, weights)
 
     return loss_of
 

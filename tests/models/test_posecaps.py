@@ -229,7 +229,8 @@ def test_several_classes_at_once(dtype):
 @pytest.mark.parametrize("training", [False, True], ids=["lattice", "random-views"])
 @torch.no_grad()
 def test_the_placement_of_some_classes_is_that_of_all(training):
-    model = made(**SHEAR).train(training)
+    model = made(**SHEAR, thickness=True).train(training)
+    model.thickness_weight.uniform_(0, 1)
     seen, ids = model.look(photographs(model, 2)), torch.tensor([[2, 0], [1, 1]])
     weights = model.aggregate(seen)[0]
     for some, all in zip(model.place(seen, weights, ids), model.place(seen, weights)):
@@ -368,8 +369,8 @@ def test_saved_and_loaded_is_the_same(options, tmp_path):
     [
         ({"width": 1}, "width must be at least 2"),
         *(({name: 0}, f"{name}.* at least 1") for name in ("types", "dim", "class_dim", "hidden")),
-        ({"views": -1}, "views and padding must be 0 or more"),
-        ({"padding": -1}, "views and padding must be 0 or more"),
+        ({"views": -1}, "views, padding, bend, thicken must be 0 or more"),
+        ({"padding": -1}, "views, padding, bend, thicken must be 0 or more"),
         ({"sharpness": 0.0}, "sharpness greater than 0"),
         ({"decoder": "conv"}, "decoder must be 'dense' or 'none', got 'conv'"),
         ({"search": "all"}, "search must be 'coarse', 'plane' or 'full', got 'all'"),

@@ -94,7 +94,7 @@ def test_interrupted_and_resumed_run_is_bit_identical(tmp_path, monkeypatch, sto
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="steps are recorded on CUDA only")
 def test_recorded_run_interrupted_and_resumed_is_bit_identical(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
-    recipe = tiny("train.epochs=6", "train.precision=fp32", "augment.shift=2")
+    recipe = tiny("train.epochs=6", "train.precision=fp32", "augment.shift=2", "train.compile=yes")
     run.start_run(recipe, out=tmp_path / "whole", device="cuda")
     steps = []
     with monkeypatch.context() as patch:
@@ -127,7 +127,11 @@ SMALL_EM = {"name": "em_capsnet", "channels": 8, "primary": 2, "first": 3, "seco
 )
 def test_every_kind_of_step_runs_and_on_a_gpu_is_recorded(tmp_path, monkeypatch, caplog, model, augment, pairs):
     tree = {"name": "steps", "data": {"source": "digits", "image_size": 16, "limit": 64, "validation": 0}}
-    tree |= {"model": model, "augment": augment, "train": {"epochs": 3, "batch_size": 16, "read_test": False}}
+    tree |= {
+        "model": model,
+        "augment": augment,
+        "train": {"epochs": 3, "batch_size": 16, "read_test": False, "compile": True},
+    }
     tree["optim"] = {"lr": 0.003}  # far enough down in twelve steps for chance not to matter
     if pairs:
         digits = load_data(**tree["data"])

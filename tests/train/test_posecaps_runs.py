@@ -78,6 +78,28 @@ def test_a_run_from_the_recipe(tmp_path):
     page = (folder / "report.html").read_text()
     assert "Poses" in page
     assert "Views" in page
+    assert "<h2>None of these</h2>" in page
+    assert "Accuracy over the most familiar 95 %" in page
+    assert summary["thickness"] == model.trained_by["thickness"]
+    assert summary["thickness"]["given"] == (model.thickness_weight is not None)
+
+
+def test_eval_counts_what_is_answered_none_of_these(model, images, call, monkeypatch):
+    """Half of the images are rejected; which of the others are right is counted by hand."""
+    monkeypatch.setattr("torchcaps.load", lambda name, device="cpu": model.eval())
+    monkeypatch.setattr("torchcaps.train.evaluate.images_to_test_on", lambda model, data: (images, "drawn"))
+    assert "none_of_these" not in json.loads(call("eval", "model", "--json")[1])
+    scored = score_images(model, images.images)
+    familiar = scored.scores["familiarity"]
+    model.none_below = familiar.median().item()
+    found = json.loads(call("eval", "model", "--json")[1])["none_of_these"]
+    kept = familiar >= model.none_below
+    assert (found["rejected"], found["none_below"]) == (19, model.none_below)
+    right = (scored.classes == images.targets)[kept].double().mean().item()
+    assert found["kept_accuracy"] == pytest.approx(right, abs=1e-5)
+    printed = call("eval", "model")[1]
+    assert f"none of these: 19 of 40 images (47.50%), familiarity below {model.none_below:.4g}" in printed
+    assert f"of the 21 kept {right:.2%} right; of the most familiar 95 %" in printed
 
 
 def test_the_same_seed_gives_the_same_weights(tmp_path):

@@ -12,7 +12,15 @@ from torchcaps.commands.common import AnySize, AsJson, Device, Model, err, make_
 from torchcaps.errors import UserError
 
 # How a class stands, in the order it is printed: digits after the point, unit.
-STANDING = (("x", 1, ""), ("y", 1, ""), ("angle", 1, "°"), ("scale", 2, ""), ("stretch", 2, ""), ("shear", 2, ""))
+STANDING = (
+    ("x", 1, ""),
+    ("y", 1, ""),
+    ("angle", 1, "°"),
+    ("scale", 2, ""),
+    ("stretch", 2, ""),
+    ("shear", 2, ""),
+    ("thickness", 1, " px"),
+)
 
 
 def predict(
@@ -186,7 +194,7 @@ def explain(
 
 
 def serve(
-    model: Annotated[str, typer.Argument(help="A capsule network with a decoder: shipped name or path.")] = (
+    model: Annotated[str, typer.Argument(help="A CapsNet with a decoder, or pose capsules: shipped name or path.")] = (
         "capsnet-mnist"
     ),
     port: Annotated[int, typer.Option(help="To listen on.", min=0, max=65535)] = 8765,

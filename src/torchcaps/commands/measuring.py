@@ -69,7 +69,7 @@ def evaluate(
         raise UserError("--against and --out go with --suite, or with a model that draws")
     if set_:
         raise UserError("--set goes with a model that draws: it is a setting of the U-Net that judges it")
-    figures = evaluate_model(loaded, data, views=views)
+    figures = evaluate_model(loaded, data, views=views, rejection=True)
     if as_json:
         print(json.dumps({"model": model, **figures}))
         return
@@ -79,6 +79,18 @@ def evaluate(
     found = f"{figures['accuracy']:.2%} of {figures['n']:,} images right"
     say(f"{model} on {figures['data']}: {found}")
     out.print(f"error {figures['error']:.2%}, loss {figures['loss']:.4f}", highlight=False)
+    if "none_of_these" in figures:
+        out.print(_rejection_words(figures["none_of_these"], figures["n"]), highlight=False, soft_wrap=True)
+
+
+def _rejection_words(found: dict[str, Any], n: int) -> str:
+    """How many images are answered "none of these", and how right the others are."""
+    rejected, kept = found["rejected"], n - found["rejected"]
+    words = f"none of these: {rejected:,} of {n:,} images ({found['rejected_share']:.2%})"
+    words += f", familiarity below {found['none_below']:.4g}"
+    if found["kept_accuracy"] is not None:
+        words += f"; of the {kept:,} kept {found['kept_accuracy']:.2%} right"
+    return f"{words}; of the most familiar 95 % {found['accuracy_at_95']:.2%} right"
 
 
 def _print_masks(model: str, figures: dict[str, Any]) -> None:

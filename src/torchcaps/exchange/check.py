@@ -14,7 +14,7 @@ from torchcaps.exchange.program import Answers
 TOLERANCE = 1e-4
 BATCHES = (1, 3, 8)
 UNDECIDED = 80.0  # degrees of spread; below it the votes' mean is longer than cos 80°, so its angle withstands rounding
-UNITS = {"angle": " radians", "spread": " radians", "x": " pixels", "y": " pixels"}
+UNITS = {"angle": " radians", "spread": " radians", "x": " pixels", "y": " pixels", "thickness": " pixels"}
 Run = Callable[[Sequence[Tensor]], Sequence[Tensor]]  # an exported model, on the inputs of the model
 
 
@@ -51,8 +51,9 @@ def compare(answers: Answers, run: Run, inputs: tuple[Tensor, ...]) -> float:
         gap = (found[name] - values).abs()
         if name in ("angle", "spread"):
             gap = _turn(gap) * (expected["spread"] < UNDECIDED)
-        if name == "reconstruction":  # of another class where two are equally likely but for rounding
-            gap = gap * (_decided(expected["lengths"]) & _upright(expected))
+        if name in ("reconstruction", "familiarity"):  # of another class where two are equally likely but for rounding
+            decided = _decided(expected["lengths"]) & _upright(expected)
+            gap = gap * (decided if name == "reconstruction" else decided.flatten())
         largest = gap.max().item() if gap.numel() else 0.0
         if not largest <= TOLERANCE:  # NaN, too
             raise UserError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,9 +13,8 @@ from torchcaps._version import __version__
 from torchcaps.errors import UserError
 from torchcaps.exchange.check import Agreement, Run, check
 from torchcaps.exchange.needs import needed
-from torchcaps.exchange.program import Answers, Traced, quiet, trace
+from torchcaps.exchange.program import Answers, Traced, metadata, quiet, trace
 from torchcaps.models import ImageModel
-from torchcaps.models.files import describe
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -43,24 +41,6 @@ def write_onnx(model: ImageModel, path: Path, opset: int = OPSET) -> Agreement:
     onnx.save_model(proto, path, **apart)
     onnx.checker.check_model(path, full_check=True)
     return check(traced.answers, runner(path))
-
-
-def metadata(answers: Answers) -> dict[str, str]:
-    """What a program without torchcaps has to know to feed the file and to read its answer."""
-    model = answers.model
-    about = describe(model)
-    facts: dict[str, Any] = {
-        "architecture": about["architecture"],
-        "class_names": model.class_names,
-        "image_shape": model.image_shape,
-        "preprocessing": about["preprocessing"],  # mean and std are applied inside
-        "trained_by": model.trained_by,
-    }
-    if answers.multiple is not None:
-        facts["multiple"] = answers.multiple  # of height and width
-    if "noise" in answers.inputs:
-        facts["noise"] = model.z
-    return {name: value if isinstance(value, str) else json.dumps(value) for name, value in facts.items()}
 
 
 def runner(path: Path) -> Run:

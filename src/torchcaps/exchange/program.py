@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import warnings
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from torch.nn import functional
 
 from torchcaps.errors import UserError
 from torchcaps.models import ImageModel, PixelModel, SynthesisModel
+from torchcaps.models.files import describe
 from torchcaps.models.pixels import found_in
 from torchcaps.ops.dispatch import using
 
@@ -26,8 +28,9 @@ class Answers(nn.Module):
 
     inputs   images, float (B, C, H, W) in [0, 1]; of a model that draws masks, int64 (B, H, W), and noise (B, Z)
     outputs  lengths (B, J), and the reconstruction if there is a decoder; of a model that says how classes stand also
-             x, y, angle, scale, spread and, where it tells them, stretch and shear, each (B, J); of a model that
-             segments lengths (B, K, H, W) and masks, int64 (B, H, W); of a model that draws images
+             x, y, angle, scale, spread and, where it tells them, stretch, shear and thickness, each (B, J); of a model
+             that measures it the familiarity (B,) of the image; of a model that segments lengths (B, K, H, W) and
+             masks, int64 (B, H, W); of a model that draws images
     """
 
     inputs: tuple[str, ...] = ("images",)
@@ -40,6 +43,8 @@ class Answers(nn.Module):
         if getattr(model, "decoder", None) is not None:
             self.outputs += ("reconstruction",)
         self.outputs += _placement_names(model)
+        if callable(getattr(model, "familiarity", None)):
+            self.outputs += ("familiarity",)
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         out = self.model(images)
@@ -48,6 +53,9 @@ class Answers(nn.Module):
             found["masks"] = found_in(out.lengths)
         if out.placement is not None:
             found |= out.placement._asdict()
+        if "familiarity" in self.outputs:
+            measure: Any = self.model.familiarity
+            found["familiarity"] = measure(images, out)
         return tuple(found[name] for name in self.outputs)
 
     def example(self, batch: int, scale: int = 0) -> tuple[Tensor, ...]:
@@ -141,6 +149,32 @@ def trace(model: ImageModel) -> Traced:
     with quiet(), torch.no_grad(), using("reference"):
         program = torch.export.export(answers, answers.example(2), dynamic_shapes=answers.axes(), strict=False)
     return Traced(answers, program)
+
+
+def facts_about(answers: Answers) -> dict[str, Any]:
+    """What a program without torchcaps has to know to feed an exported file and to read its answer."""
+    model = answers.model
+    about = describe(model)
+    facts: dict[str, Any] = {
+        "architecture": about["architecture"],
+        "class_names": model.class_names,
+        "image_shape": model.image_shape,
+        "preprocessing": about["preprocessing"],  # mean and std are applied inside
+        "trained_by": model.trained_by,
+    }
+    if answers.multiple is not None:
+        facts["multiple"] = answers.multiple  # of height and width
+    if "noise" in answers.inputs:
+        facts["noise"] = model.z
+    if "familiarity" in answers.outputs and model.none_below is not None:
+        facts["none_below"] = model.none_below  # an image less familiar than this is none of the classes
+    return facts
+
+
+def metadata(answers: Answers) -> dict[str, str]:
+    """The same for formats that hold text only: what is not text is JSON."""
+    facts = facts_about(answers)
+    return {name: value if isinstance(value, str) else json.dumps(value) for name, value in facts.items()}
 
 
 @contextmanager

@@ -6,10 +6,10 @@ Of every score, larger means more familiar.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from torchcaps.errors import UserError
 from torchcaps.explain.measure import BATCH, tidy
@@ -67,15 +67,20 @@ def scores(model: ImageModel, images: Tensor, output: Output) -> dict[str, Tenso
 
 
 def score_images(model: ImageModel, images: Tensor) -> Scored:
-    """Ask a model about images (N, C, H, W) in [0, 1], batch by batch: its classes and all its scores."""
+    """Ask a model about images (N, C, H, W), uint8 or in [0, 1], batch by batch: its classes and all its scores."""
     classes, parts = [], []
     for batch in images.split(BATCH):
-        batch = batch.to(model.device)
+        batch = model.prepare(batch)
         with evaluating(model):
             output = model(batch)
             parts.append({name: score.double().cpu() for name, score in scores(model, batch, output).items()})
         classes.append(output.lengths.argmax(-1).cpu())
     return Scored(torch.cat(classes), {name: torch.cat([part[name] for part in parts]) for name in parts[0]})
+
+
+def own_threshold(model: nn.Module) -> float | None:
+    """The familiarity below which a model answers "none of these"; None if it has no threshold, or no such score."""
+    return getattr(model, "none_below", None) if callable(getattr(model, "familiarity", None)) else None
 
 
 def separation(familiar_N: Tensor, unfamiliar_M: Tensor) -> dict[str, float]:
@@ -125,6 +130,32 @@ def accuracy_at_kept(scores_N: Tensor, correct_N: Tensor, share: float = KEPT) -
     kept = _number(len(scores_N), share)
     right = right_N[above_N].sum() + (kept - above_N.sum()) * right_N[tied_N].mean()
     return tidy(right / kept)
+
+
+def count_rejected(scores_N: Tensor, correct_N: Tensor, none_below: float) -> dict[str, Any]:
+    """Count the images that a threshold answers with "none of these", and measure the accuracy over the others.
+
+    Args:
+        scores_N: (N,) familiarity of images of known classes.
+        correct_N: (N,) whether the class named is right.
+        none_below: the threshold; an image that reaches it is kept.
+
+    Returns:
+        none_below: as given.
+        rejected, rejected_share: how many images fall below it.
+        kept_accuracy: over the others; None if there are none.
+        accuracy_at_95: over the 95 % with the highest familiarity, whatever the threshold.
+    """
+    at_95 = accuracy_at_kept(scores_N, correct_N)
+    kept_N = scores_N >= none_below
+    rejected = int((~kept_N).sum())
+    return {
+        "none_below": none_below,
+        "rejected": rejected,
+        "rejected_share": tidy(rejected / len(scores_N)),
+        "kept_accuracy": tidy(correct_N[kept_N].double().mean()) if kept_N.any() else None,
+        "accuracy_at_95": at_95,
+    }
 
 
 def _check(name: str, scores_N: Tensor) -> None:

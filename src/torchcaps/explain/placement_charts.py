@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor
@@ -63,14 +63,22 @@ def figure_lattice(
 
 
 def figure_read_poses(
-    angles: Tensor, scales: Tensor, classes: Tensor, class_names: Sequence[str], *, bins: int = 25, title: str = ""
+    angles: Tensor,
+    scales: Tensor,
+    classes: Tensor,
+    class_names: Sequence[str],
+    thickness: Tensor | None = None,
+    *,
+    bins: int = 25,
+    title: str = "",
 ) -> Figure:
-    """Draw histograms of angles and scales, and below them the same for each class, as a row of shades.
+    """Draw histograms of angles, scales and widths of strokes, and below them the same for each class, as shades.
 
     Args:
         angles, scales: (N,) in degrees, and factors.
         classes: (N,) ids; of more than 20 classes only the histograms over all are drawn.
         class_names: J names.
+        thickness: (N,) in pixels, if it was read.
         bins: how many there are from the smallest value to the largest.
     """
     from matplotlib.ticker import MaxNLocator
@@ -79,11 +87,13 @@ def figure_read_poses(
     by_class = 1 < J <= MAX_CLASSES
     ratios = [1.5, 0.2 * J] if by_class else [1.5]
     figure = new_figure(8.4, sum(ratios) + (1.1 if title else 0.8), title)
-    grid = figure.subplots(len(ratios), 2, squeeze=False, height_ratios=ratios, sharex="col")
-    for column, (name, given) in enumerate((("Angle, degrees", angles), ("Scale", scales))):
+    columns = {"Angle, degrees": angles, "Scale": scales}
+    columns |= {} if thickness is None else {"Width of strokes, pixels": thickness}
+    grid = figure.subplots(len(ratios), len(columns), squeeze=False, height_ratios=ratios, sharex="col")
+    for column, (name, given) in enumerate(columns.items()):
         finite = given.isfinite()
-        values, ids = given[finite].float().cpu().numpy(), classes[finite].cpu().numpy()
-        edges = np.histogram_bin_edges(values, bins)
+        values, ids = given[finite].double().cpu().numpy(), classes[finite].cpu().numpy()
+        edges = _bin_edges(values, bins)
         upper = plain_axes(grid[0, column], "", "" if column else "Images")
         upper.hist(values, list(edges), color=STYLE["main"])
         upper.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=4))
@@ -98,6 +108,14 @@ def figure_read_poses(
     return figure
 
 
+def _bin_edges(values: np.ndarray[Any, Any], bins: int) -> np.ndarray[Any, Any]:
+    """From the smallest value to the largest, or a hundredth where they are nearer, as in an untrained model."""
+    if not len(values):
+        return np.linspace(-0.5, 0.5, bins + 1)
+    middle, half = (values.min() + values.max()) / 2, max(np.ptp(values) / 2, 0.005)
+    return np.linspace(middle - half, middle + half, bins + 1)
+
+
 def place_on(lattice: Lattice, angle: float, scale: float) -> tuple[float, float]:
     """Find a pose on a heat map of the lattice: degrees, and the logarithm of the scale."""
     if lattice.full_circle:  # the map starts half a step before the first angle
@@ -107,11 +125,13 @@ def place_on(lattice: Lattice, angle: float, scale: float) -> tuple[float, float
 
 
 def pose_words(placement: Placement, number: int) -> list[str]:
-    """Put one of N placements into words: "+12° ± 4°", "× 1.05", "x 13.2, y 14.0"."""
+    """Put one of N placements into words: "+12° ± 4°", "× 1.05", "x 13.2, y 14.0", "strokes 2.9 px" if it says so."""
     x, y, angle, scale, spread = (float(part[number]) for part in placement[:5])
     turned = f"{angle:+.0f}°"
     turned = "0°" if turned[1:] == "0°" else turned
     words = [f"{turned} ± {spread:.0f}°", f"× {scale:.2f}", f"x {x:.1f}, y {y:.1f}"]
+    if placement.thickness is not None:
+        words.append(f"strokes {float(placement.thickness[number]):.1f} px")
     return [each.replace("-", "−") for each in words]
 
 

@@ -93,11 +93,13 @@ def figure_canonical(
     upright = None if model.decoder is None else draw_upright(model, stands)
     rows = []
     for place in range(len(views)):
-        row = [Tile(stands.images[place], ", ".join(pose_words(stands.placement, place)))]
+        words = pose_words(stands.placement, place)
+        row = [Tile(stands.images[place], "\n".join([", ".join(words[:3]), *words[3:]]))]
         row.append(Tile(views[place], "Seen through the pose"))
         rows.append([*row, Tile(upright[place], "Drawn upright")] if upright is not None else row)
     side, heads = 1.9, _heads(stands, class_names)
-    height = len(rows) * (side * aspect_of(views) + 0.25)
+    lines = 1 if stands.placement.thickness is None else 2
+    height = len(rows) * (side * aspect_of(views) + 0.1 + 0.15 * lines)
     figure = new_figure(0.6 + (side + 0.1) * len(rows[0]), height + 0.6, title)
     axes = show_tiles(figure, rows, heads, side=side)
     poses = model.affine(stands.placement)
@@ -129,7 +131,7 @@ def figure_placed(
     colours = [None if true is None or bool(true[place]) else STYLE["second"] for place in range(N)]
     heads = zip(stands.images, _heads(stands, class_names), colours)
     rows = [[Tile(*each) for each in heads], [Tile(*each) for each in zip(drawn, words)]]
-    height = 2 * side * aspect_of(drawn) + 1.1
+    height = 2 * side * aspect_of(drawn) + 1.1 + (0.15 if stands.placement.thickness is not None else 0)
     figure = new_figure(max(4.4, 0.5 + (side + 0.1) * N), height + (0.35 if title else 0), title)
     axes = show_tiles(figure, rows, ["Input", "Drawn"], side=side)
     poses = model.affine(stands.placement)

@@ -12,8 +12,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-COLOURS = (STYLE["main"], STYLE["second"], "#009e73", "#cc79a7")  # Okabe and Ito's, as in STYLE
+COLOURS = (STYLE["main"], STYLE["second"], "#009e73", "#cc79a7", "#222222")  # Okabe and Ito's, as in STYLE
 LINES: dict[str, Any] = {"PGD on cross-entropy": "-", "PGD": "--", "FGSM": "-.", "random signs": ":"}
+WORST = "PGD on cross-entropy"
+MANY = 2  # models: of more, only the worst attack is drawn
 MARKERS = {"max length": "o", "energy": "s", "familiarity": "D"}
 ROC_EPS = 0.1  # the strength whose ROC curves are drawn
 ROOM = 40  # letters of a model's name
@@ -32,9 +34,18 @@ def figure_corruption(result: Result) -> Figure:
 
 
 def figure_adversarial(result: Result) -> Figure:
-    """Accuracy under attack; for models with a decoder also how well their reconstructions give attacks away."""
+    """Accuracy under attack; for models with a decoder also how well their reconstructions give attacks away.
+
+    Of more than two models only the worst attack is drawn.
+    """
     from matplotlib.lines import Line2D
 
+    drawn = LINES if len(result["models"]) <= MANY else {WORST: LINES[WORST]}
+    result = {
+        **result,
+        "curves": [each for each in result["curves"] if each["change"] in drawn],
+        "detection": [each for each in result["detection"] if each["attack"] in drawn],
+    }
     detections = [each for each in result["detection"] if each["eps"] == ROC_EPS]
     title = "Accuracy and detection under attack" if detections else "Accuracy under attack"
     figure = new_figure(11.0 if detections else 5.5, 3.9, _title(title, result))
@@ -46,7 +57,7 @@ def figure_adversarial(result: Result) -> Figure:
         _plot_areas(panels[1], result)
         panels[1].set_xlim(panels[0].get_xlim())
         _plot_rocs(panels[2], detections, result)
-    styles = [Line2D([], [], color=STYLE["quiet"], linestyle=line, label=name) for name, line in LINES.items()]
+    styles = [Line2D([], [], color=STYLE["quiet"], linestyle=line, label=name) for name, line in drawn.items()]
     _legend(figure, [*_names(result), *styles])
     return figure
 
@@ -154,12 +165,17 @@ def _bar_panels(result: Result, title: str) -> Figure:
             values = curve["values"][name]
             places = [kind + thick * (position - (len(names) - 1) / 2) for kind in range(len(values))]
             bars = axes.bar(places, values, 0.92 * thick, color=_colour(name, result))
-            axes.bar_label(bars, fmt="%.2f", padding=1, fontsize=STYLE["small"], color=STYLE["quiet"])
+            axes.bar_label(bars, fmt=_short_figure, padding=1, fontsize=STYLE["small"], color=STYLE["quiet"])
         axes.set_xticks(range(len(curve["strengths"])), curve["strengths"])
         axes.tick_params(axis="x", length=0, labelcolor=STYLE["ink"])
         axes.set_ylim(0, 1.08)
     _legend(figure, _names(result, marker=True))
     return figure
+
+
+def _short_figure(value: float) -> str:
+    """ ".87", without the leading zero: bars are narrow."""
+    return f"{value:.2f}".lstrip("0") if value < 0.995 else "1"
 
 
 def _plot(axes: Axes, curve: Result, result: Result, line: str = "-") -> None:

@@ -52,12 +52,16 @@ class Denoise(nn.Module):
         threshold: levels of noise that are taken away from the smoothed image.
         full: the level of noise from which on only the smoothed image counts.
         faintest: an image whose brightest place is darker than this is not brightened further.
+        vary: in training the level of each image is moved at random by up to this much, which makes strokes thicker
+            or thinner.
     """
 
-    def __init__(self, threshold: float = 1.3, full: float = 0.05, faintest: float = 0.25, sharp: float = 0.6):
+    def __init__(
+        self, threshold: float = 1.3, full: float = 0.05, faintest: float = 0.25, sharp: float = 0.6, vary: float = 0.0
+    ):
         super().__init__()
         self.threshold, self.full, self.faintest = threshold, full, faintest
-        self.sharp = sharp
+        self.sharp, self.vary = sharp, vary
         self.slope = nn.Parameter(torch.tensor(12.0))
         self.level = nn.Parameter(torch.tensor(0.4))
 
@@ -68,4 +72,7 @@ class Denoise(nn.Module):
         sharp, soft = smooth(images, self.sharp), (smooth(images, 1.0) - self.threshold * noise).relu()
         y = sharp + share * (soft - sharp)
         z = y / y.amax((1, 2, 3), keepdim=True).clamp_min(self.faintest)
-        return torch.sigmoid(self.slope * (z - self.level)) - torch.sigmoid(-self.slope * self.level)
+        level: Tensor = self.level
+        if self.training and self.vary:
+            level = level + self.vary * (2 * torch.rand_like(noise) - 1)
+        return torch.sigmoid(self.slope * (z - level)) - torch.sigmoid(-self.slope * level)

@@ -27,6 +27,7 @@ class Placement(NamedTuple):
         spread: how far the views disagree about the angle: a standard deviation, in degrees.
         stretch: how much wider than high it has become; None if the model does not read it.
         shear: pixels to the right for each pixel up; None if the model does not read it.
+        thickness: mean width of its strokes, in pixels; None if the model does not read it.
     """
 
     x: Tensor
@@ -36,6 +37,7 @@ class Placement(NamedTuple):
     spread: Tensor
     stretch: Tensor | None = None
     shear: Tensor | None = None
+    thickness: Tensor | None = None
 
 
 class Output(NamedTuple):
@@ -47,6 +49,7 @@ class Output(NamedTuple):
     logits          (B, J)        of models that end in a softmax: lengths are its probabilities
     placement                     how each class stands, in pixels and degrees
     disagreement    (B,)          in training: how far the views of an image disagree about how its class stands
+    absence         (B,)          in training: how present classes are in images of nothing
     """
 
     lengths: Tensor
@@ -55,6 +58,7 @@ class Output(NamedTuple):
     logits: Tensor | None = None
     placement: Placement | None = None
     disagreement: Tensor | None = None
+    absence: Tensor | None = None
 
 
 class ImageModel(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
@@ -13,11 +13,12 @@ from torch import Tensor, nn
 
 from torchcaps.capsules import length
 from torchcaps.errors import UserError
-from torchcaps.geometry import Affine, Lattice, sampling_grid, view
+from torchcaps.geometry import Affine, Lattice, half_turn, mean_angle, random_bend, sampling_grid, view
 from torchcaps.layers.denoise import Denoise
 from torchcaps.layers.stem import STRIDE, ConvStem
 from torchcaps.losses import multi_hot
 from torchcaps.models.base import ImageModel, Output, Placement
+from torchcaps.models.negatives import negatives
 from torchcaps.ops.squash import at_least_float32, no_autocast, squash
 
 TINY = 1e-6
@@ -25,6 +26,8 @@ FLAT = 1e-4  # of an image times a drawing: below it nothing can match
 AT_ONCE = 9  # views, where no gradients are needed: more take more memory and are no faster
 COARSE = 45.0  # degrees that one view of the coarse search stands for, at most
 NEAR = 0.125  # how far the first view of a training image strays from the identity, as a share of the lattice's reach
+NEGATIVES = 0.25  # images of nothing for each training image
+ABSENT = 0.1  # the length up to which a class counts as absent, as in the margin loss
 GAUGE = 0.02  # weight that keeps the mean pose of the training images at the identity
 UNITS = {"angle": 15.0, "scale": 0.2, "stretch": 0.2, "shear": 0.2}  # degrees, logarithms, pixels per pixel
 
@@ -70,17 +73,24 @@ class PoseCaps(ImageModel):
         search: what is looked through at test: "coarse", angles alone, COARSE degrees apart or less; "plane", all
             angles × scales; "full", also × stretches × shears.
         views: number of random views of a training image; 0 for the whole lattice.
+        bend: pixels (standard deviation) that random views are smoothly bent by.
+        negatives: how many images of nothing are looked at in training for each image, up to 1; by default 0.25 where
+            views are random. They are training images whose patches are shuffled, and plain greys; Output.absence is
+            how present classes are in them.
+        thicken: how far the level of `Denoise`, from which on a stroke is seen, varies between training images.
         padding: pixels that a view shows on each side of the image.
         sharpness: t. Presence is (1/t) log of the mean over views of exp(t · length): between the mean length (t → 0)
             and the largest (t → ∞).
         denoise: whether a first layer takes out noise and blur, for bright strokes on a dark ground.
         decoder: "dense" draws what a capsule saw, where and how it stands; "none" does not.
         hidden: units of the decoder's hidden layer.
+        thickness: whether it reads the width of strokes. The end of training sets it: see `read_thickness_by`.
         **about: of `ImageModel`.
     """
 
-    own_losses = MappingProxyType({"disagreement": 0.1})
+    own_losses: Mapping[str, float] = MappingProxyType({"disagreement": 0.1})
     search_linear: Tensor
+    thickness_weight: Tensor | None
 
     def __init__(
         self,
@@ -98,33 +108,43 @@ class PoseCaps(ImageModel):
         shears: Sequence[float] = (0.0,),
         search: Literal["coarse", "plane", "full"] = "coarse",
         views: int = 3,
+        bend: float = 0.0,
+        negatives: float | None = None,
+        thicken: float = 0.0,
         padding: int = 4,
         sharpness: float = 10.0,
         denoise: bool = True,
         decoder: Literal["dense", "none"] = "dense",
         hidden: int = 128,
+        thickness: bool = False,
         **about: Any,
     ):
         super().__init__(image_shape, num_classes, **about)
         if min(width, types, dim, class_dim, hidden) < 1 or width < 2:
             raise UserError("posecaps: width must be at least 2; types, dim, class_dim and hidden at least 1")
-        if views < 0 or padding < 0 or sharpness <= 0:
-            raise UserError("posecaps: views and padding must be 0 or more, sharpness greater than 0")
+        if min(views, padding, bend, thicken) < 0 or sharpness <= 0:
+            raise UserError("posecaps: views, padding, bend, thicken must be 0 or more, sharpness greater than 0")
+        if negatives is None:
+            negatives = NEGATIVES if views else 0.0
+        if not 0 <= negatives <= 1 or (negatives and not views):
+            raise UserError(f"posecaps: negatives must lie in 0 to 1, and be 0 where views is 0, got {negatives}")
         if search not in ("coarse", "plane", "full"):
             raise UserError(f"posecaps: search must be 'coarse', 'plane' or 'full', got {search!r}")
         if decoder not in ("dense", "none"):
             raise UserError(f"posecaps: decoder must be 'dense' or 'none', got {decoder!r}")
         self.range = Lattice.regular(turn, turn_step, scales, stretches, shears)
         self.lattice = self.range if search == "full" else Lattice(self.range.angles, self.range.scales)
-        looked = _coarse(self.range) if search == "coarse" else self.lattice
+        looked = self.range.coarse(COARSE) if search == "coarse" else self.lattice
         self.register_buffer("search_linear", looked.poses().linear.float(), persistent=False)
         self.read = ["angle", "scale"]  # the parts of a pose that offsets tell
         self.read += [name for name, axis in (("stretch", stretches), ("shear", shears)) if len(axis) > 1]
-        self.views, self.sharpness = views, sharpness
+        self.views, self.bend, self.sharpness, self.negatives = views, bend, sharpness, negatives
+        if negatives:
+            self.own_losses = {**self.own_losses, "absence": 0.5}
         self.types, self.dim, self.class_dim = types, dim, class_dim
         channels, H, W = self.image_shape
         self.view_size = (H + 2 * padding, W + 2 * padding)
-        self.denoise: nn.Module = Denoise() if denoise else nn.Identity()
+        self.denoise: nn.Module = Denoise(vary=thicken) if denoise else nn.Identity()
         self.stem = ConvStem(channels, width)
         self.primary = nn.Conv2d(self.stem.out_channels, types * dim, 1)
         # With primary capsules as short as they start, class capsules start at a length of about 0.15.
@@ -137,6 +157,8 @@ class PoseCaps(ImageModel):
         if decoder == "dense":
             last = nn.Linear(hidden, channels * H * W)
             self.decoder = nn.Sequential(nn.Linear(num_classes * class_dim, hidden), nn.ReLU(), last)
+        weight = torch.zeros(num_classes, types * dim + 1) if thickness else None
+        self.register_buffer("thickness_weight", weight)  # saved with the model if there is one
 
     def forward(self, images: Tensor, targets: Tensor | None = None, *, each: Tensor | None = None) -> Output:
         """Find classes and how they stand.
@@ -151,7 +173,11 @@ class PoseCaps(ImageModel):
             Lengths, poses and, in eval mode, placement; a reconstruction if there is a decoder; with targets also the
             disagreement.
         """
-        seen = self.look(images)
+        absence = None
+        if self.training and self.negatives:
+            seen, absence = self._look_beside_nothing(images)
+        else:
+            seen = self.look(images)
         with no_autocast(images):
             weights_BGJ, presence, poses = self.aggregate(seen)
             ids_BM, several = self._drawn_classes(presence, targets, each)
@@ -165,7 +191,7 @@ class PoseCaps(ImageModel):
                 elif each is None:
                     drawn = drawn[:, 0]
             apart = None if targets is None else self.disagreement(seen, targets)
-        return Output(presence, poses, drawn, None, placement, apart)
+        return Output(presence, poses, drawn, None, placement, apart, absence)
 
     def _drawn_classes(
         self, presence_BJ: Tensor, targets: Tensor | None, each: Tensor | None
@@ -198,17 +224,52 @@ class PoseCaps(ImageModel):
         return Views(poses, *(torch.cat(part, dim=1) for part in list(zip(*parts))[1:]))
 
     def _look_through(self, images: Tensor, poses: Affine) -> Views:
+        """As `look_through`, for denoised images and all poses at once."""
+        seen_BGCHW = self._view(images, poses)
+        encoded = self._encode(seen_BGCHW.flatten(0, 1))
+        return Views(poses, *(part.unflatten(0, seen_BGCHW.shape[:2]) for part in encoded))
+
+    def _view(self, images: Tensor, poses: Affine) -> Tensor:
+        """(B, G, C, h, w); in training random views are bent."""
         with no_autocast(images):
-            seen_BGCHW = view(images, poses, self.view_size)
-        B, G = seen_BGCHW.shape[:2]
-        maps = self.primary(self.stem(seen_BGCHW.flatten(0, 1)))
-        with no_autocast(images):
+            bent = None
+            if self.training and self.bend and poses.linear.ndim == 4:
+                B, G = poses.linear.shape[:2]
+                bent = random_bend((B, G), self.view_size, self.bend, images.device)
+            return view(images, poses, self.view_size, bent)
+
+    def _encode(self, views: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Of views (N, C, h, w) the primary capsules, class capsules and offsets, as in `Views` but with one axis N."""
+        maps = self.primary(self.stem(views))
+        with no_autocast(views):
             primary_N = squash(at_least_float32(maps).unflatten(1, (self.types, self.dim)), dim=2).flatten(1, 2)
             pooled_NX = primary_N.mean((-2, -1))
             votes = torch.einsum("ntk,tjdk->njd", pooled_NX.unflatten(1, (self.types, self.dim)), self.weight)
             capsules = squash(votes + self.bias)
             offsets = self.offset(pooled_NX).unflatten(1, (self.num_classes, len(self.read)))
-        return Views(poses, *(part.unflatten(0, (B, G)) for part in (primary_N, capsules, offsets)))
+        return primary_N, capsules, offsets
+
+    def _look_beside_nothing(self, images: Tensor) -> tuple[Views, Tensor]:
+        """See images through random poses, and images of nothing beside them, so that they share batch statistics.
+
+        Returns:
+            What is seen of the images, and how present classes are in the images of nothing, the same for all (B,):
+            the sum over classes of the squared length beyond ABSENT.
+        """
+        self.check_images(images)
+        poses = self._random_poses(images)
+        count = math.ceil(self.negatives * len(images))
+        with no_autocast(images):
+            clear, empty = (self.normalise(self.denoise(part)) for part in (images, negatives(images[:count])))
+        seen_BGCHW = self._view(clear, poses)
+        # The last pose of each image lies anywhere in the range; the first is near the identity.
+        nothing = self._view(empty, poses[:count, -1:]).flatten(0, 1)
+        B, G = seen_BGCHW.shape[:2]
+        encoded = [part.tensor_split([B * G]) for part in self._encode(torch.cat([seen_BGCHW.flatten(0, 1), nothing]))]
+        seen = Views(poses, *(part.unflatten(0, (B, G)) for part, _ in encoded))
+        with no_autocast(images):
+            beyond = (length(encoded[1][1]) - ABSENT).relu().square().sum(-1)
+        return seen, beyond.mean().expand(B)
 
     def aggregate(self, seen: Views) -> tuple[Tensor, Tensor, Tensor]:
         """Combine the views.
@@ -232,21 +293,47 @@ class PoseCaps(ImageModel):
             chosen = (part.gather(2, ids[..., None].expand(-1, -1, -1, part.shape[-1])) for part in seen[2:])
             seen = Views(seen.poses, seen.primary, *chosen)
         votes = self._votes(seen)
-        angle = _mean_angle(votes["angle"], weights)
-        apart = _half_turn(votes["angle"] - angle[:, None])
+        angle = mean_angle(votes["angle"], weights)
+        apart = half_turn(votes["angle"] - angle[:, None])
         spread = ((weights * apart.square()).sum(1) + TINY).sqrt()
         x, y = self._centres(seen, weights, classes).unbind(-1)
         means = {name: (weights * votes[name]).sum(1) for name in self.read[1:]}
+        scale = means["scale"].exp()
         _, H, W = self.image_shape
         return Placement(
             x=x + (W - 1) / 2,
             y=y + (H - 1) / 2,
             angle=angle,
-            scale=means["scale"].exp(),
+            scale=scale,
             spread=spread,
             stretch=means["stretch"].exp() if "stretch" in means else None,
             shear=means.get("shear"),
+            thickness=self._thickness(seen, weights, scale, classes),
         )
+
+    def mean_primary(self, seen: Views, weights_BGJ: Tensor) -> Tensor:
+        """Take the mean of the primary capsules over places and views, (B, J, T·K), views weighted for each class."""
+        return torch.einsum("bgj,bgx->bjx", weights_BGJ, seen.primary.mean((-2, -1)))
+
+    def read_thickness_by(self, weight: Tensor | None) -> None:
+        """Set how the width of strokes is read: linearly, from the mean primary capsules of a class, times its scale.
+
+        Args:
+            weight: (J, T·K + 1) for each class a factor for each number and a constant, in pixels; None: not at all.
+        """
+        expected = self.num_classes, self.types * self.dim + 1
+        if weight is not None and weight.shape != expected:
+            raise ValueError(f"read_thickness_by: expected a weight of shape {expected}, got {tuple(weight.shape)}")
+        self.thickness_weight = None if weight is None else weight.detach().to(self.weight)
+        self.arguments["thickness"] = weight is not None
+
+    def _thickness(self, seen: Views, weights: Tensor, scale: Tensor, classes: Tensor | None) -> Tensor | None:
+        """(B, J) or (B, M) pixels, or None."""
+        if self.thickness_weight is None:
+            return None
+        read_by = self.thickness_weight if classes is None else self.thickness_weight[classes]
+        read = (self.mean_primary(seen, weights) * read_by[..., :-1]).sum(-1) + read_by[..., -1]
+        return read.relu() * scale
 
     def affine(self, placement: Placement) -> Affine:
         """The placement (...) as a map from the drawing of a class to the image, in pixels from their centres."""
@@ -269,8 +356,8 @@ class PoseCaps(ImageModel):
         total_BJ = seen.offsets.new_zeros(())
         for name, votes_BGJ in self._votes(seen).items():
             if name == "angle":
-                mean_BJ = _mean_angle(votes_BGJ, votes_BGJ.new_full((), 1 / votes_BGJ.shape[1]))
-                apart_BGJ = _half_turn(votes_BGJ - mean_BJ[:, None])
+                mean_BJ = mean_angle(votes_BGJ, votes_BGJ.new_full((), 1 / votes_BGJ.shape[1]))
+                apart_BGJ = half_turn(votes_BGJ - mean_BJ[:, None])
             else:
                 mean_BJ = votes_BGJ.mean(1)
                 apart_BGJ = votes_BGJ - mean_BJ[:, None]
@@ -385,28 +472,6 @@ class PoseCaps(ImageModel):
         factors = [[math.log(value) for value in axis] for axis in (wide.scales, wide.stretches)]
         angles = [-180.0, 180.0] if wide.full_circle else list(wide.angles)
         return [angles, *factors, list(wide.shears)]
-
-
-def _coarse(wide: Lattice) -> Lattice:
-    """Angles in the middle of equal parts of the range, an odd number of them unless it is the full circle."""
-    if wide.full_circle:
-        parts = math.ceil(360 / COARSE)
-        return Lattice(tuple(360 / parts * index for index in range(1 - math.ceil(parts / 2), parts // 2 + 1)))
-    reach = max(-wide.angles[0], wide.angles[-1])
-    half = math.ceil((2 * reach / COARSE - 1) / 2)  # parts on each side of the middle one
-    step = 2 * reach / (2 * half + 1)
-    return Lattice(tuple(step * index for index in range(-half, half + 1))) if half > 0 else Lattice()
-
-
-def _mean_angle(votes_BGJ: Tensor, weights: Tensor) -> Tensor:
-    """(B, J) the direction of the weighted sum of unit vectors, in degrees."""
-    radians = votes_BGJ.deg2rad()
-    return torch.atan2((weights * radians.sin()).sum(1), (weights * radians.cos()).sum(1)).rad2deg()
-
-
-def _half_turn(angle: Tensor) -> Tensor:
-    """The same angle in [-180, 180) degrees."""
-    return (angle + 180) % 360 - 180
 
 
 def _of(placement: Placement, classes_BM: Tensor) -> Placement:

@@ -11,6 +11,7 @@ import torch
 
 from torchcaps.data import MASK_SOURCES, Dataset, Segments, Splits, load_data, named_data
 from torchcaps.errors import UserError
+from torchcaps.explain.familiarity import count_rejected, own_threshold, score_images
 from torchcaps.losses import multi_hot
 from torchcaps.models import ImageModel, PixelModel, SynthesisModel
 from torchcaps.train import engine
@@ -20,12 +21,16 @@ from torchcaps.train.segment import Segment, evaluate_masks
 from torchcaps.train.tasks import Classify
 
 
-def evaluate_model(model: ImageModel, data: str | None = None, *, views: bool = False) -> dict[str, Any]:
+def evaluate_model(
+    model: ImageModel, data: str | None = None, *, views: bool = False, rejection: bool = False
+) -> dict[str, Any]:
     """Accuracy, error, loss and n on the model's own test set, or on `data`: an image folder, a CSV, or a name.
 
     Of masks: Dice, IoU, 95 % Hausdorff distance (pixels) and the share of wrong pixels; also by class, and by image.
 
-    views  answer by the mean over nine slightly moved views of each image
+    views      answer by the mean over nine slightly moved views of each image
+    rejection  of a model with `none_below`, also `none_of_these`: what `count_rejected` returns. Takes a
+               second pass over the images, which are scored as they are, without views.
     """
     if isinstance(model, SynthesisModel):
         raise UserError("this model draws images: they are judged by `torchcaps.train.judge`, or `torchcaps eval`")
@@ -36,13 +41,19 @@ def evaluate_model(model: ImageModel, data: str | None = None, *, views: bool = 
     dataset, name = images_to_test_on(model, data)
     task = Classify.for_model(model, dataset, LossSection())
     result = engine.evaluate(model, dataset, task, views)
-    return {
+    figures = {
         "data": name,
         "accuracy": result.right,
         "error": 1 - result.right,
         "loss": result.loss,
         "n": len(dataset),
     }
+    threshold = own_threshold(model) if rejection else None
+    if threshold is not None:
+        familiar = score_images(model, dataset.images).scores["familiarity"]
+        correct = task.correct(result.lengths, dataset.targets) == 1
+        figures["none_of_these"] = count_rejected(familiar, correct, threshold)
+    return figures
 
 
 def evaluate_together(models: Sequence[ImageModel]) -> dict[str, Any]:

@@ -27,8 +27,9 @@ def placed(model: PoseCaps, test: Tested) -> list[str]:
     stands = explain.stand(model, test.images[positions], classes)
     there = multi_hot(test.targets, len(test.names))[positions, classes]
     caption = (
-        "The class that was found and its length, above the image; angle with the spread of the views, scale and "
-        "centre in pixels, above what the decoder draws. The dot is the centre, the arrow points to the upper side. "
+        "The class that was found and its length, above the image; angle with the spread of the views, scale, "
+        "centre in pixels and, if it is read, the width of strokes, above what the decoder draws. "
+        "The dot is the centre, the arrow points to the upper side. "
         "Classes that are not in the image are marked."
     )
     if not test.several:
@@ -69,7 +70,7 @@ def sweeps(model: PoseCaps, test: Tested) -> list[str]:
 
 
 def read_poses(model: PoseCaps, test: Tested) -> list[str]:
-    """Count the angles and scales that were read."""
+    """Count the angles, scales and widths of strokes that were read."""
     read = explain.read_poses(model, test.images[:MAX_READ])
     found = explain.predicted_classes(read.lengths, test.several, test.each)
     if not found.any():
@@ -81,5 +82,8 @@ def read_poses(model: PoseCaps, test: Tested) -> list[str]:
         f"Of the classes found in {len(read.lengths):,} test images. Shades are shares of a class. "
         f"5, 50 and 95 % of the angles lie below {middle}."
     ).replace("-", "−")
-    figure = explain.figure_read_poses(angle, scale, classes, test.names)
-    return [picture(figure, "Histograms of angles and scales", caption)]
+    thickness = None if read.placement.thickness is None else read.placement.thickness[found]
+    if thickness is not None:
+        caption += f" The median width of strokes is {float(thickness.median()):.1f} pixels."
+    figure = explain.figure_read_poses(angle, scale, classes, test.names, thickness)
+    return [picture(figure, "Histograms of the poses that were read", caption)]

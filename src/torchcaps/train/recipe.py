@@ -72,7 +72,7 @@ class ModelSection(BaseModel):
 
 class LossSection(Section):
     """Weights of the terms. By default capsules: margin 1, reconstruction 0.392 / values of an image (0.0005 at 28×28);
-    pose capsules: also disagreement 0.1;
+    pose capsules: also disagreement 0.1, and absence 0.5 with model.negatives;
     matrix capsules: spread 1; CNNs: cross-entropy 1; masks: cross-entropy 1, and reconstruction 1 with a decoder;
     drawn images: bce 1, l1 100, features 0."""
 
@@ -81,6 +81,7 @@ class LossSection(Section):
     reconstruction: float | None = Field(None, ge=0)
     cross_entropy: float | None = Field(None, ge=0)
     disagreement: float | None = Field(None, ge=0)  # of pose capsules: how far views disagree about the pose
+    absence: float | None = Field(None, ge=0)  # of pose capsules: how present classes are in images of nothing
     dice: float | None = Field(None, ge=0)  # of masks
     positive_weight: float = Field(1.0, gt=0)  # of masks: how much a pixel of a class counts against one of the rest
     class_weights: bool = False  # weigh rare classes up
@@ -132,6 +133,7 @@ class TrainSection(Section):
     precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 convolutions on CUDA, fp32 elsewhere
     ema: float = Field(0.0, ge=0, lt=1)  # decay of the averaged weights; 0: none
     fast: bool = True  # on CUDA, record the step as a CUDA graph
+    compile: bool | None = None  # where it is recorded, also compile it; null: if the run has 10,000 steps or more
     save_every: float = Field(15.0, ge=0)  # seconds between two checkpoints at least; 0: one after every epoch
     on_nan: Literal["stop", "skip"] = "stop"  # a loss that is no number ends the run, or its step is passed over
     deterministic: bool = False  # on CUDA, the same numbers in every run, at some cost in speed

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from torchcaps import explain
 from torchcaps.data import Batch
 from torchcaps.errors import UserError
+from torchcaps.explain.familiarity import own_threshold
 from torchcaps.explain.html import code, page, paragraph, picture, section, table
 from torchcaps.models.tensors import flush
-from torchcaps.train import placement_report
+from torchcaps.train import placement_report, rejection_report
 from torchcaps.train.tested import Tested, surest
 
 EXAMPLES = 8  # images whose reconstructions are shown, before up to two mistakes
@@ -79,15 +80,17 @@ def write_page(
 
 def _looks(model: nn.Module, test: Tested) -> dict[str, Callable[[Any, Tested], list[str]]]:
     """The sections that look into the model, by title: what they show depends on what it offers."""
+    rejection = {} if own_threshold(model) is None else {"None of these": rejection_report.rejected}
     if explain.has_placement(model):
         return {
             "Reconstructions": placement_report.placed,
             "Views": placement_report.views,
             "Sweeps": placement_report.sweeps,
             "Poses": placement_report.read_poses,
+            **rejection,
         }
     drawn = _pairs if test.each == 2 else _reconstructions
-    return {"Reconstructions": drawn, "Dimension sweeps": _sweeps, "Couplings": _couplings}
+    return {"Reconstructions": drawn, "Dimension sweeps": _sweeps, "Couplings": _couplings, **rejection}
 
 
 def _curves(history: Sequence[Mapping[str, Any]]) -> str:

@@ -17,7 +17,7 @@ from torchcaps.data import Dataset, Segments, Splits, epoch_size, load_data, num
 from torchcaps.errors import UserError
 from torchcaps.models import ImageModel, load, save
 from torchcaps.train import engine
-from torchcaps.train.calibrate import none_threshold
+from torchcaps.train.calibrate import calibrate_thickness, none_threshold
 from torchcaps.train.checkpoint import State, clear, copy_state, load_checkpoint, reason, save_checkpoint, untouched
 from torchcaps.train.divergence import ADVICE, Diverged
 from torchcaps.train.drawing_report import write_drawing_report
@@ -226,7 +226,9 @@ def _announce(recipe: Recipe, splits: Splits[Any], model: ImageModel, team: Team
         markup=False,
     )
     if device.type == "cuda" and recipe.train.fast and team.size == 1:
-        console.print("the first steps are slow: the training step is compiled and recorded (--no-fast turns that off)")
+        console.print(
+            "the first steps are slow: the training step is recorded, for a long run also compiled (--no-fast: neither)"
+        )
 
 
 def _finish(
@@ -252,6 +254,8 @@ def _finish(
     model.eval()
     model.trained_by = _origin(recipe, splits.train, state)
     model.none_below = none_threshold(model, splits.validation)
+    if thickness := calibrate_thickness(model, splits.train, splits.validation):
+        model.trained_by["thickness"] = thickness
     save(model, folder / "model")
     parts = {"validation": splits.validation, "test": splits.test if recipe.train.read_test else None}
     measured = {name: part for name, part in parts.items() if part is not None}
@@ -286,6 +290,7 @@ def _finish(
         **_structure(results),
         "also": {name: evaluate_model(model, name)["accuracy"] for name in recipe.also} if "test" in measured else {},
         **({} if model.none_below is None else {"none_below": model.none_below}),
+        **({"thickness": thickness} if thickness else {}),
         "peak_memory_mib": peak,
         "processes": processes,
         "resumed": resumed,

@@ -46,7 +46,7 @@ class Classify:
 
     @staticmethod
     def for_model(model: ImageModel, train: Dataset, section: LossSection) -> Classify:
-        names = ("margin", "spread", "reconstruction", "cross_entropy", "disagreement")
+        names = ("margin", "spread", "reconstruction", "cross_entropy", "disagreement", "absence")
         given = {name: getattr(section, name) for name in names}
         usual = dict.fromkeys(given, 0.0) | {model.objective: 1.0, **model.own_losses}
         draws = getattr(model, "decoder", None) is not None
@@ -54,8 +54,9 @@ class Classify:
             usual["reconstruction"] = PAPER_RECONSTRUCTION / torch.Size(model.image_shape).numel()
         if given["reconstruction"] and not draws:
             raise UserError("loss.reconstruction: this model has no decoder; leave it out, or set model.decoder")
-        if given["disagreement"] and "disagreement" not in model.own_losses:
-            raise UserError("loss.disagreement: only pose capsules (model.name=posecaps) have it; omit it")
+        for name, needed in (("disagreement", "model.name=posecaps"), ("absence", "posecaps with model.negatives")):
+            if given[name] and name not in model.own_losses:
+                raise UserError(f"loss.{name}: only pose capsules ({needed}) have it; omit it")
         if given["cross_entropy"] and model.objective != "cross_entropy":
             raise UserError(f"loss.cross_entropy: capsule lengths are no logits; use loss.{model.objective}")
         weights = {name: usual[name] if weight is None else weight for name, weight in given.items()}
@@ -78,6 +79,9 @@ class Classify:
             terms["reconstruction"] = losses.reconstruction_loss(output.reconstruction, images)
         if "disagreement" in self.weights and output.disagreement is not None:
             terms["disagreement"] = output.disagreement
+        if "absence" in self.weights:  # in evaluation no images of nothing are shown
+            nothing = torch.zeros_like(output.lengths[:, 0])
+            terms["absence"] = nothing if output.absence is None else output.absence
         if "cross_entropy" in self.weights and output.logits is not None:
             terms["cross_entropy"] = losses.cross_entropy(output.logits, targets)
         return terms
