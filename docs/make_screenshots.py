@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,31 +21,54 @@ PHONE = {"viewport": {"width": 360, "height": 740}, "device_scale_factor": 2, "h
 
 
 def main() -> None:
-    with serving() as address, browsing() as browser:
-        take_all(browser, address, PICTURES)
+    with browsing() as browser:
+        with serving() as address:
+            take_all(browser, address, PICTURES)
+        with serving("posecaps-digits") as address:
+            take_poses(browser, address, PICTURES)
 
 
 def take_all(browser: Any, address: str, folder: Path) -> None:
-    """Every picture, as explorer-….png in a folder."""
-
-    def shoot(name: str, panel: str, prepare: Callable[[Any], None], whole: bool = True, **settings: Any) -> None:
-        context = browser.new_context(reduced_motion="reduce", **settings)
-        page = context.new_page()
-        page.goto(f"{address}#{panel}")
-        page.wait_for_selector("#verdict[data-winner]", state="attached")
-        prepare(page)
-        settle(page)
-        page.evaluate("document.activeElement.blur()")
-        page.mouse.move(0, 0)
-        page.screenshot(path=folder / f"explorer-{name}.png", full_page=whole)
-        context.close()
-
+    """Every picture of the network that is served by default, as explorer-….png in a folder."""
+    shoot = partial(take, browser, address, folder)
     shoot("draw", "draw", three, **DESKTOP)
     shoot("pose", "pose", sweep, **DESKTOP)
     shoot("routing", "routing", three, color_scheme="dark", **DESKTOP)
     shoot("overlap", "overlap", pair, **DESKTOP)
     shoot("transform", "transform", turn, **DESKTOP)
     shoot("phone", "draw", lambda page: example(page, "2, upright"), whole=False, **PHONE)
+
+
+def take_poses(browser: Any, address: str, folder: Path) -> None:
+    """Every picture of a network that reads poses."""
+    shoot = partial(take, browser, address, folder)
+    shoot("placement", "draw", slanted, **DESKTOP)
+    shoot("sliders", "pose", turned, **DESKTOP)
+    shoot("views", "views", slanted, **DESKTOP)
+    shoot("angle", "transform", angle, **DESKTOP)
+
+
+def take(
+    browser: Any,
+    address: str,
+    folder: Path,
+    name: str,
+    panel: str,
+    prepare: Callable[[Any], None],
+    whole: bool = True,
+    **settings: Any,
+) -> None:
+    """Take one picture of a panel, after `prepare` has done something on the page."""
+    context = browser.new_context(reduced_motion="reduce", **settings)
+    page = context.new_page()
+    page.goto(f"{address}#{panel}")
+    page.wait_for_selector("#verdict[data-winner]", state="attached")
+    prepare(page)
+    settle(page)
+    page.evaluate("document.activeElement.blur()")
+    page.mouse.move(0, 0)
+    page.screenshot(path=folder / f"explorer-{name}.png", full_page=whole)
+    context.close()
 
 
 def three(page: Any) -> None:
@@ -72,6 +96,23 @@ def turn(page: Any) -> None:
     page.wait_for_selector("#curve-cnn polyline")
     page.locator("#knob-rotate").fill("30")
     page.locator("#knob-shift_x").fill("1.5")
+
+
+def slanted(page: Any) -> None:
+    example(page, "6, slanted")
+
+
+def turned(page: Any) -> None:
+    slanted(page)
+    settle(page)
+    page.locator("#part-angle").fill("40")
+
+
+def angle(page: Any) -> None:
+    slanted(page)
+    page.wait_for_selector("#curve-read polyline.strong")
+    settle(page)
+    page.locator("#knob-rotate").fill("30")
 
 
 if __name__ == "__main__":

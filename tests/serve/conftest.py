@@ -21,10 +21,13 @@ def exhibits():
     pairs.classes.bias.data.normal_(0, 0.1)
     for model in (main, pairs):
         model.classes.weight.data.mul_(30)  # votes loud enough for routing to decide something
+    poses = create_model("posecaps_small", width=4, types=4, hidden=16, shears=(-0.2, 0.0, 0.2)).eval()
+    poses.offset.weight.data.normal_(0, 3)  # so that views differ in the pose that they read
     return [
         Exhibit("capsules", main),
         Exhibit("pairs", pairs, "overlap"),
         Exhibit("cnn", create_model("matched_cnn", image_shape=(1, 28, 28), parameters=20_000).eval(), "comparison"),
+        Exhibit("poses", poses),
     ]
 
 

@@ -23,17 +23,23 @@ def small(name="capsnet_small", shape=(1, 20, 20), **options):
 def test_what_is_told_of_a_model(explorer):
     told = explorer.models()
     assert told.default == "capsules"
-    main, pairs, cnn = told.models
+    main, pairs, cnn, poses = told.models
     assert [(each.kind, each.role) for each in told.models] == [
         ("capsules", "main"),
         ("capsules", "overlap"),
         ("cnn", "comparison"),
+        ("poses", "main"),
     ]
     assert (main.image.channels, pairs.image.height, pairs.image.width) == (1, 36, 36)
     assert (main.pose, main.iterations, main.classes) == (16, 3, list("0123456789"))
     assert (main.grid.types, main.grid.rows, main.grid.columns) == (4, 10, 10)
     assert (main.grid.stride, main.grid.field, main.grid.offset) == (2, 9, 0)
     assert (cnn.pose, cnn.iterations, cnn.grid) == (None, None, None)
+    assert (poses.pose, poses.iterations, poses.grid) == (16, None, None)
+    assert poses.placement == ["x", "y", "angle", "scale", "shear"]
+    assert (poses.lattice.angles, poses.lattice.full_circle) == ([-45, -30, -15, 0, 15, 30, 45], False)
+    assert (main.lattice, main.placement) == (None, None)
+    assert [each.decoder for each in told.models] == [True, True, False, True]
 
 
 def test_the_papers_network_looks_where_the_paper_says():

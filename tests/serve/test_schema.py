@@ -10,7 +10,7 @@ from schemathesis.checks import positive_data_acceptance
 from torchcaps.serve.app import create_app
 
 FACTS = ("/healthz", "/api/model")
-QUESTIONS = tuple(f"/api/{name}" for name in ("predict", "reconstruct", "routing", "transform"))
+QUESTIONS = tuple(f"/api/{name}" for name in ("predict", "reconstruct", "routing", "lattice", "transform"))
 FEW = settings(max_examples=30, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 
 
@@ -39,7 +39,13 @@ def sensible(body):
     image = random_pixels()
     known = {"image": image, "compare": image, "class": 3, "decode": [1, 9], "pose": [0.5] * 16, "model": "capsules"}
     part = {"part": {"type": 1, "row": 2, "column": 3}} if body.get("part") else {}
+    if body.get("placement"):
+        part |= {"model": "poses", "placement": {**body["placement"], "stretch": 1}}  # its network reads no stretch
     return {**body, **{name: value for name, value in known.items() if body.get(name) is not None}, **part}
+
+
+def sensible_of_poses(body):
+    return {**sensible(body), "model": "poses"}
 
 
 @pytest.mark.parametrize("path", FACTS)
@@ -49,7 +55,8 @@ def test_facts(described, path):
 
 @pytest.mark.parametrize("path", QUESTIONS)
 def test_sensible_questions_are_answered(described, path):
-    assert try_out(described[path]["POST"], GenerationMode.POSITIVE, sensible) == {200}
+    change = sensible_of_poses if path == "/api/lattice" else sensible
+    assert try_out(described[path]["POST"], GenerationMode.POSITIVE, change) == {200}
 
 
 @pytest.mark.parametrize("path", QUESTIONS)

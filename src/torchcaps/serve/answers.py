@@ -5,9 +5,15 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
 
 DataUrl = Annotated[str, Field(pattern="^data:image/png;base64,", description="A PNG as a data URL.")]
 Numbers = list[float]
+
+
+def numbers(values: Tensor) -> Any:
+    """As plain numbers of six decimals: more would be noise, and twice as many bytes."""
+    return values.double().round(decimals=6).tolist()
 
 
 class Answer(BaseModel):
@@ -50,14 +56,40 @@ class Meaning(Answer):
     others: dict[str, float]
 
 
+class Lattice(Answer):
+    """The poses that a model can look through: every angle with every scale."""
+
+    angles: Annotated[Numbers, Field(description="Degrees, counter-clockwise.")]
+    scales: Numbers
+    full_circle: bool
+    searched: Annotated[int, Field(description="Views behind every answer; more take longer.")]
+
+
+class Drawing(Answer):
+    """How large and how bold to draw what looks like the training images."""
+
+    box: Annotated[float, Field(description="Share of the picture's side that a digit takes.")]
+    brush: Annotated[float, Field(description="Width of a stroke, as a share of the side of a digit's box.")]
+
+
 class ModelAnswer(Answer):
     name: str
-    kind: Literal["capsules", "cnn"]
+    kind: Annotated[
+        Literal["capsules", "poses", "cnn"],
+        Field(description="capsules: routed on a grid. poses: says how each class stands. cnn: neither."),
+    ]
     classes: list[str]
     image: ImageShape
     pose: int | None
     iterations: int | None
     grid: Grid | None
+    lattice: Annotated[Lattice | None, Field(description="Of the kind poses.")]
+    placement: Annotated[list[str] | None, Field(description="Of the kind poses: which parts of a pose it reads.")]
+    decoder: Annotated[bool, Field(description="Whether it can draw what a capsule saw.")]
+    none_below: Annotated[
+        float | None, Field(description="The familiarity below which the answer is none of the classes.")
+    ]
+    drawing: Drawing
     role: Literal["main", "overlap", "comparison"]
     pairs: Annotated[bool, Field(description="Whether it was trained on two digits over each other.")]
     card: Annotated[dict[str, Any], Field(description="How the weights were made; empty if they have no card.")]
@@ -69,13 +101,31 @@ class ModelsAnswer(Answer):
     models: list[ModelAnswer]
 
 
+class Placements(Answer):
+    """How each class would stand in the picture if it were there: one number a class."""
+
+    x: Annotated[Numbers, Field(description="Pixels; 0 is the middle of the leftmost pixel.")]
+    y: Annotated[Numbers, Field(description="Pixels; 0 is the middle of the topmost pixel.")]
+    angle: Annotated[Numbers, Field(description="Degrees, counter-clockwise.")]
+    scale: Annotated[Numbers, Field(description="1 is the mean size of the training images.")]
+    spread: Annotated[Numbers, Field(description="Standard deviation of the angle over the views, in degrees.")]
+    stretch: Annotated[Numbers | None, Field(description="Null if the model does not read it.")]
+    shear: Annotated[Numbers | None, Field(description="Null if the model does not read it.")]
+    thickness: Annotated[
+        Numbers | None, Field(description="Mean width of the strokes in pixels; null if the model does not read it.")
+    ] = None
+
+
 class Decoded(Answer):
     class_: Annotated[int, Field(alias="class")]
     length: float
     pose: Numbers
-    reconstruction: DataUrl
+    reconstruction: Annotated[DataUrl | None, Field(description="Null if the model has no decoder.")]
     coloured: Annotated[
-        DataUrl, Field(description="The same in a colour of its own, for those who only show pictures.")
+        DataUrl | None, Field(description="The same in a colour of its own, for those who only show pictures.")
+    ]
+    upright: Annotated[
+        DataUrl | None, Field(description="Of the kind poses: the same before it is turned, enlarged and moved.")
     ]
 
 
@@ -83,11 +133,24 @@ class PredictAnswer(Answer):
     model: str
     seen: Annotated[DataUrl, Field(description="What the network saw.")]
     lengths: Annotated[Numbers, Field(description="Of every class capsule; of a CNN, probabilities.")]
-    winners: list[int]
+    winners: Annotated[list[int], Field(description="The longest, whether or not they are long enough.")]
+    classes: Annotated[list[int], Field(description="What is answered, longest first; empty: none of these.")]
+    familiarity: Annotated[
+        float | None, Field(description="How familiar the picture is, where that decides; compare with none_below.")
+    ]
+    placements: Annotated[Placements | None, Field(description="Of the kind poses.")]
     decoded: list[Decoded]
     together: Annotated[DataUrl | None, Field(description="All reconstructions, each in its colour.")]
     missing: Annotated[DataUrl | None, Field(description="Red: drawn only. Blue: reconstructed only.")]
     error: Annotated[float | None, Field(description="Mean squared difference of drawing and reconstruction.")]
+
+
+class PartSweep(Answer):
+    """A part of a placement changed, and what is then drawn."""
+
+    name: str
+    values: Annotated[Numbers, Field(description="Added to it; scale and stretch are multiplied by them.")]
+    picture: Annotated[DataUrl, Field(description="A column for each value.")]
 
 
 class Sweep(Answer):
@@ -96,10 +159,12 @@ class Sweep(Answer):
     picture: Annotated[DataUrl, Field(description="A row for each dimension, a column for each value.")]
     height: int
     width: int
+    parts: Annotated[list[PartSweep], Field(description="Of the kind poses: its placement changed; else empty.")]
 
 
 class ReconstructAnswer(Answer):
     reconstruction: DataUrl
+    upright: Annotated[DataUrl | None, Field(description="Of the kind poses: the drawing before it is placed.")]
     difference: DataUrl | None
     sweep: Sweep | None
 
@@ -139,6 +204,18 @@ class RoutingAnswer(Answer):
     part: PartAnswer | None
 
 
+class LatticeAnswer(Answer):
+    model: str
+    seen: DataUrl
+    angles: Annotated[Numbers, Field(description="Of the views, in degrees.")]
+    scales: Annotated[Numbers, Field(description="Of the views.")]
+    lengths: Annotated[
+        list[list[Numbers]], Field(description="[class][angle][scale] how long the capsule is in each view.")
+    ]
+    presence: Annotated[Numbers, Field(description="Of every class, all views together.")]
+    placements: Placements
+
+
 class Comparison(Answer):
     name: str
     probabilities: Numbers
@@ -149,6 +226,7 @@ class Curve(Answer):
     values: Numbers
     lengths: list[Numbers]
     comparison: list[Numbers] | None
+    placements: Annotated[list[Placements] | None, Field(description="Of the kind poses: what is read at each value.")]
     pictures: list[DataUrl]
     pictured: Numbers
 
@@ -157,5 +235,6 @@ class TransformAnswer(Answer):
     model: str
     seen: DataUrl
     lengths: Numbers
+    placements: Annotated[Placements | None, Field(description="Of the kind poses.")]
     comparison: Comparison | None
     curve: Curve | None

@@ -97,6 +97,11 @@ def _questions(explorer: Explorer) -> APIRouter:
         """Which parts of a picture speak for which class, iteration by iteration."""
         return await turns.ask(client, explorer.routing, question)
 
+    @router.post("/lattice")
+    async def lattice(client: Request, question: requests.LatticeRequest) -> answers.LatticeAnswer:
+        """How long each class capsule is in each view of a picture, for models of the kind `poses`."""
+        return await turns.ask(client, explorer.lattice, question)
+
     @router.post("/transform")
     async def transform(client: Request, question: requests.TransformRequest) -> answers.TransformAnswer:
         """What becomes of the answers when the picture is turned, moved, scaled or slanted."""

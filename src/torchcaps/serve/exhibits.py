@@ -5,21 +5,42 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchcaps.errors import UserError
 from torchcaps.explain.needs import needs_decoder
+from torchcaps.explain.placement import has_placement
 from torchcaps.explain.votes import needs_votes, view
-from torchcaps.models import CapsuleModel, ImageModel, PixelModel, SynthesisModel, load, shipped_models
+from torchcaps.models import CapsuleModel, ImageModel, PixelModel, PoseCaps, SynthesisModel, load, shipped_models
 from torchcaps.models.files import beside
+from torchcaps.predict import none_below
 from torchcaps.serve import answers, pictures, requests
 
 Role = Literal["main", "overlap", "comparison"]
 PAIRS = "multimnist"  # the data that has two digits in each image
 COMPANIONS: tuple[tuple[str, Role], ...] = (("capsnet-multimnist", "overlap"), ("cnn-mnist", "comparison"))
+
+
+class Look(NamedTuple):
+    """How the images of a data source show a digit.
+
+    Attributes:
+        box: share of the image's side that the digit takes.
+        brush: width of a stroke, as a share of the digit's box.
+        side: pixels a side of the images before they were enlarged for the model; None if they were not.
+    """
+
+    box: float = pictures.BOX
+    brush: float = 0.085
+    side: int | None = None
+
+
+MNIST = Look()
+IN_40 = Look(box=20 / 40)
+LOOKS = {"digits": Look(box=1.0, brush=0.1, side=8), "mnist-expanded": IN_40, "affnist-like": IN_40}
 
 
 @dataclass(frozen=True)
@@ -35,8 +56,29 @@ class Exhibit:
     @property
     def capsules(self) -> CapsuleModel:
         if not isinstance(self.model, CapsuleModel):
-            raise UserError(f"{self.name} has no capsules: ask one of the models whose kind is capsules")
+            raise UserError(f"{self.name} has no capsules that are routed: ask a model whose kind is capsules")
         return self.model
+
+    @property
+    def poses(self) -> PoseCaps:
+        if not has_placement(self.model):
+            raise UserError(f"{self.name} does not say how a class stands: ask a model whose kind is poses")
+        return self.model
+
+    @property
+    def views(self) -> int:
+        """How many times the model looks at a picture: through each pose that it searches, or once."""
+        return self.model.search_linear.shape[:-2].numel() if has_placement(self.model) else 1
+
+    @property
+    def source(self) -> str | None:
+        """The data that it was trained on."""
+        found = self.model.trained_by.get("data", {}).get("source")
+        return found if isinstance(found, str) else None
+
+    @property
+    def look(self) -> Look:
+        return LOOKS.get(self.source or "", MNIST)
 
     @property
     def parts(self) -> tuple[int, int, int]:
@@ -53,16 +95,29 @@ class Exhibit:
             grey = torch.tensor(image.pixels)
         else:
             drawn = pictures.white_on_black(pictures.decode_picture(pictures.decode_base64(image.png)))
-            if image.centre:
-                grey = pictures.centre(pictures.ink(drawn), height, width)
-            else:
-                grey = pictures.fit(drawn, height, width)
+            box, _, side = self.look
+            # As coarse as the training images were before they were enlarged; a picture of the model's size is kept.
+            finer = side is not None and max(drawn.shape) > max(height, width)
+            size = (side, side) if side is not None and finer else (height, width)
+            grey = pictures.centre(pictures.ink(drawn), *size, box) if image.centre else pictures.fit(drawn, *size)
+            grey = pictures.fit(grey, height, width)
         return grey.expand(channels, height, width)
 
     def describe(self) -> answers.ModelAnswer:
         channels, height, width = self.model.image_shape
-        pose = iterations = grid = None
-        if isinstance(self.model, CapsuleModel):
+        kind: Literal["capsules", "poses", "cnn"] = "cnn"
+        pose = iterations = grid = lattice = parts = None
+        if has_placement(self.model):
+            kind, pose, parts = "poses", self.model.class_dim, ["x", "y", *self.model.read]
+            views = self.model.lattice
+            lattice = answers.Lattice(
+                angles=list(views.angles),
+                scales=list(views.scales),
+                full_circle=views.full_circle,
+                searched=self.views,
+            )
+        elif isinstance(self.model, CapsuleModel):
+            kind = "capsules"
             pose, iterations = self.model.classes.out_dim, self.model.classes.iterations
             types, rows, columns = self.parts
             seen = view(self.model, axis=0)
@@ -70,14 +125,19 @@ class Exhibit:
             grid = answers.Grid(types=types, rows=rows, columns=columns, **places)
         return answers.ModelAnswer(
             name=self.name,
-            kind="cnn" if grid is None else "capsules",
+            kind=kind,
             classes=list(self.model.class_names),
             image=answers.ImageShape(channels=channels, height=height, width=width),
             pose=pose,
             iterations=iterations,
             grid=grid,
+            lattice=lattice,
+            placement=parts,
+            decoder=getattr(self.model, "decoder", None) is not None,
+            none_below=none_below(self.model),
+            drawing=answers.Drawing(box=self.look.box, brush=self.look.brush),
             role=self.role,
-            pairs=self.model.trained_by.get("data", {}).get("source") == PAIRS,
+            pairs=self.source == PAIRS,
             card=self.card,
             meanings=self.meanings,
         )
@@ -88,7 +148,7 @@ def open_exhibits(name: str) -> list[Exhibit]:
     main = open_exhibit(name, "main")
     check_explorable(main)
     exhibits = [main]
-    if main.model.trained_by.get("data", {}).get("source") == "mnist":
+    if main.source == "mnist":
         shipped = [(other, role) for other, role in COMPANIONS if other in shipped_models() and other != main.name]
         companions = [open_exhibit(other, role) for other, role in shipped]
         shape = main.model.image_shape
@@ -103,15 +163,22 @@ def open_exhibit(name: str, role: Role) -> Exhibit:
 
 
 def check_explorable(exhibit: Exhibit) -> None:
-    """Whether there is anything to look into: class capsules over a grid of parts, votes, a decoder; and no NaN."""
+    """Whether there is anything to look into, and no NaN.
+
+    That is how classes stand; or class capsules over a grid of parts, their votes and a decoder.
+    """
     model, what = exhibit.model, f"{exhibit.name} cannot be explored"
     if isinstance(model, (PixelModel, SynthesisModel)):
         raise UserError(f"{what}: it finds masks or draws images, and the explorer shows networks that name a class")
-    needs_decoder(model, what)
-    needs_votes(model, what)
+    if not has_placement(model):
+        needs_decoder(model, what)
+        needs_votes(model, what)
+    none_below(model)  # a mistake in it is told once, not with every answer
     blank = torch.zeros(1, *model.image_shape)
     with torch.inference_mode():
-        if not all(model(picture).lengths.isfinite().all() for picture in (blank, blank + 1)):
+        found = [model(picture) for picture in (blank, blank + 1)]
+        numbers = [part for output in found for part in (output.lengths, *(output.placement or ()))]
+        if not all(part.isfinite().all() for part in numbers if part is not None):
             raise UserError(f"{what}: it answers NaN; it was not trained to the end, or its weights are damaged")
 
 

@@ -5,22 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from threading import Lock
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchcaps.errors import UserError, did_you_mean
 from torchcaps.explain.perturb import affine
-from torchcaps.explain.sweep import SWEEP, shifts
+from torchcaps.explain.placement import has_placement, lattice_lengths, read_poses
+from torchcaps.explain.sweep import SWEEP
 from torchcaps.explain.votes import Debate, debate, view
-from torchcaps.models import CapsuleModel, ImageModel
+from torchcaps.models import CapsuleModel, ImageModel, Placement
 from torchcaps.serve import answers, requests
+from torchcaps.serve.answers import numbers
 from torchcaps.serve.exhibits import Exhibit
-from torchcaps.serve.pictures import coloured, data_url, missing
+from torchcaps.serve.pictures import coloured, data_url, missing, strip
+from torchcaps.serve.poses import placements_of
+from torchcaps.serve.reading import answered, decoded, draw, longest, look
 
 PICTURED = 7  # points of a curve that are shown as pictures
 AT_ONCE = 8  # images of a curve that go through a model before others get their turn
+VIEWS = 24  # of images, the same: a model may look at each of them many times
 
 
 class Explorer:
@@ -38,75 +42,62 @@ class Explorer:
     def predict(self, question: requests.PredictRequest) -> answers.PredictAnswer:
         """What a picture shows, and the picture again as its capsules describe it."""
         exhibit = self._exhibit(question.model)
-        plain = question.decode is None and question.iterations is None
-        if plain and not isinstance(exhibit.model, CapsuleModel):
-            return self._classify(exhibit, question)
-        model = exhibit.capsules
-        _check_classes(question.decode or [], model)
+        _check_classes(question.decode or [], exhibit.model)
         image = exhibit.see(question.image)
         with self._asking():
-            parents, _ = model.classes.route(
-                model.children_of(image[None]), question.iterations or model.classes.iterations
-            )
-            lengths = parents.activation[0]
-            winners = _longest(lengths, question.top)
-            chosen = question.decode or winners
-            redrawn = model.reconstruct_each(parents, torch.tensor([chosen]))[0]  # type: ignore[index]
-        colours = [coloured(picture.mean(0), index) for index, picture in enumerate(redrawn)]
-        whole = redrawn.sum(0).clamp(max=1)
+            seen = look(exhibit, image, question)
+            classes, familiarity = answered(exhibit.model, image, seen.output, question.reject)
+        lengths, placement = seen.output.lengths[0], seen.output.placement
+        together = lacking = error = None
+        if seen.redrawn is not None:
+            whole = seen.redrawn.sum(0).clamp(max=1)
+            colours = [coloured(picture.mean(0), index) for index, picture in enumerate(seen.redrawn)]
+            together = data_url(torch.stack(colours).sum(0))
+            lacking = data_url(missing(image.mean(0), whole.mean(0)))
+            error = numbers((image - whole).square().mean())
         return answers.PredictAnswer(
             model=exhibit.name,
             seen=data_url(image),
-            lengths=_numbers(lengths),
-            winners=winners,
-            decoded=[
-                answers.Decoded(
-                    class_=index,
-                    length=_numbers(lengths[index]),
-                    pose=_numbers(parents.pose[0, index]),
-                    reconstruction=data_url(picture),
-                    coloured=data_url(colour),
-                )
-                for index, picture, colour in zip(chosen, redrawn, colours)
-            ],
-            together=data_url(torch.stack(colours).sum(0)),
-            missing=data_url(missing(image.mean(0), whole.mean(0))),
-            error=_numbers((image - whole).square().mean()),
-        )
-
-    def _classify(self, exhibit: Exhibit, question: requests.PredictRequest) -> answers.PredictAnswer:
-        image = exhibit.see(question.image)
-        chances = self._lengths(exhibit, image[None])[0]
-        return answers.PredictAnswer(
-            model=exhibit.name,
-            seen=data_url(image),
-            lengths=_numbers(chances),
-            winners=_longest(chances, question.top),
-            decoded=[],
-            together=None,
-            missing=None,
-            error=None,
+            lengths=numbers(lengths),
+            winners=longest(lengths, question.top),
+            classes=classes,
+            familiarity=familiarity,
+            placements=None if placement is None else placements_of(placement)[0],
+            decoded=decoded(seen),
+            together=together,
+            missing=lacking,
+            error=error,
         )
 
     def reconstruct(self, question: requests.ReconstructRequest) -> answers.ReconstructAnswer:
         """The picture that a pose stands for; when asked, with each dimension changed in turn."""
         exhibit = self._exhibit(question.model)
-        model, D = exhibit.capsules, exhibit.capsules.classes.out_dim
-        _check_classes([question.class_], model)
-        if len(question.pose) != D:
-            raise UserError(f"pose: a capsule of {exhibit.name} has {D} dimensions, got {len(question.pose)}")
+        _check_classes([question.class_], exhibit.model)
         image = None if question.compare is None else exhibit.see(question.compare)
-        changes = torch.zeros(1, D)
-        if question.sweep:
-            changes = torch.cat([changes, shifts(SWEEP, D).flatten(0, 1)])
-        masked = torch.zeros(len(changes), model.num_classes, D)
-        masked[:, question.class_] = torch.tensor(question.pose) + changes
         with self._asking():
-            drawn = model.decoder(masked)  # type: ignore[misc]
+            drawn = draw(exhibit, question)
+        picture = drawn.pictures[0]
         return answers.ReconstructAnswer(
-            reconstruction=data_url(drawn[0]),
-            difference=None if image is None else data_url(missing(image.mean(0), drawn[0].mean(0))),
-            sweep=_strip(drawn[1:], D) if question.sweep else None,
+            reconstruction=data_url(picture),
+            upright=None if drawn.upright is None else data_url(drawn.upright),
+            difference=None if image is None else data_url(missing(image.mean(0), picture.mean(0))),
+            sweep=_sweep(drawn.pictures[1:], len(question.pose), drawn.parts) if question.sweep else None,
+        )
+
+    def lattice(self, question: requests.LatticeRequest) -> answers.LatticeAnswer:
+        """How long the class capsules are in each view of a picture."""
+        exhibit = self._exhibit(question.model)
+        model, image = exhibit.poses, exhibit.see(question.image)
+        with self._asking():
+            lengths_ASJ, seen = lattice_lengths(model, image), read_poses(model, image[None])
+        return answers.LatticeAnswer(
+            model=exhibit.name,
+            seen=data_url(image),
+            angles=list(model.lattice.angles),
+            scales=list(model.lattice.scales),
+            lengths=numbers(lengths_ASJ.movedim(-1, 0)),
+            presence=numbers(seen.lengths[0]),
+            placements=placements_of(seen.placement)[0],
         )
 
     def routing(self, question: requests.RoutingRequest) -> answers.RoutingAnswer:
@@ -128,10 +119,10 @@ class Explorer:
         return answers.RoutingAnswer(
             model=exhibit.name,
             seen=data_url(image),
-            lengths_of_parts=_numbers(lengths_THW),
+            lengths_of_parts=numbers(lengths_THW),
             steps=[
                 answers.Step(lengths=lengths, entropy=entropy, support=support, types=by_type, coupling=coupling)
-                for lengths, entropy, support, by_type, coupling in zip(*map(_numbers, told))
+                for lengths, entropy, support, by_type, coupling in zip(*map(numbers, told))
             ],
             part=None if part is None else _part(exhibit, said, part),
         )
@@ -145,8 +136,9 @@ class Explorer:
         values = [] if question.along is None else _along(question.along, question.steps)
         path = [moves, *({**moves, question.along: value} for value in values)]
         moved = torch.cat([affine(image, **each) for each in path])
-        lengths = _numbers(self._lengths(exhibit, moved))  # in one go: an image alone takes twice as long
-        chances = None if rival is None else _numbers(self._lengths(rival, moved))
+        lengths_BJ, placement = self._read(exhibit, moved)  # in one go: an image alone takes twice as long
+        lengths, placements = numbers(lengths_BJ), None if placement is None else placements_of(placement)
+        chances = None if rival is None else numbers(self._read(rival, moved)[0])
         curve = None
         if question.along is not None:
             shown = torch.linspace(0, len(values) - 1, min(PICTURED, len(values))).round().int().tolist()
@@ -155,6 +147,7 @@ class Explorer:
                 values=values,
                 lengths=lengths[1:],
                 comparison=chances and chances[1:],
+                placements=placements and placements[1:],
                 pictures=[data_url(moved[1 + index]) for index in shown],
                 pictured=[values[index] for index in shown],
             )
@@ -162,6 +155,7 @@ class Explorer:
             model=exhibit.name,
             seen=data_url(moved[0]),
             lengths=lengths[0],
+            placements=placements and placements[0],
             comparison=rival and chances and answers.Comparison(name=rival.name, probabilities=chances[0]),
             curve=curve,
         )
@@ -177,16 +171,21 @@ class Explorer:
         others = (other for other in self.exhibits.values() if other.role == "comparison" and other is not exhibit)
         return next((other for other in others if other.model.image_shape == exhibit.model.image_shape), None)
 
-    def _lengths(self, exhibit: Exhibit, images: Tensor) -> Tensor:
-        """(B, J), a few images at a time, so that nobody waits for the whole of a curve."""
-        model, found = exhibit.model, []
-        for some in images.split(AT_ONCE):
-            with self._asking():
-                if isinstance(model, CapsuleModel):  # whose decoder would draw for nobody
+    def _read(self, exhibit: Exhibit, images: Tensor) -> tuple[Tensor, Placement | None]:
+        """Lengths and placements, each (B, J); a few images at a time, so that nobody waits for a whole curve."""
+        model, found, placed = exhibit.model, [], []
+        for some in images.split(max(1, min(AT_ONCE, VIEWS // exhibit.views))):
+            with self._asking():  # no decoder draws: nobody looks at it
+                if has_placement(model):
+                    seen = read_poses(model, some)
+                    found.append(seen.lengths)
+                    placed.append(seen.placement)
+                elif isinstance(model, CapsuleModel):
                     found.append(model.classes(model.children_of(some)).activation)
                 else:
                     found.append(model(some).lengths)
-        return torch.cat(found)
+        parts = [None if part[0] is None else torch.cat(part) for part in zip(*placed)]
+        return torch.cat(found), Placement._make(parts) if placed else None
 
     @contextmanager
     def _asking(self) -> Iterator[None]:
@@ -199,10 +198,6 @@ def _check_classes(classes: Sequence[int], model: ImageModel) -> None:
         raise UserError(f"class: the model has {model.num_classes} classes, numbered from 0")
 
 
-def _longest(lengths_J: Tensor, top: int) -> list[int]:
-    return lengths_J.argsort(descending=True, stable=True)[:top].tolist()
-
-
 def _along(move: str, steps: int) -> list[float]:
     """Evenly from end to end; scales by equal factors, so that twice is as far from once as half."""
     low, high = requests.MOVES[move]
@@ -211,12 +206,12 @@ def _along(move: str, steps: int) -> list[float]:
     return torch.linspace(low, high, steps, dtype=torch.float64).tolist()
 
 
-def _strip(drawn: Tensor, dimensions: int) -> answers.Sweep:
+def _sweep(drawn: Tensor, dimensions: int, parts: list[answers.PartSweep]) -> answers.Sweep:
     """A row for each dimension, a column for each value."""
-    channels, height, width = drawn.shape[1:]
-    grid_CDHVW = drawn.view(dimensions, len(SWEEP), channels, height, width).permute(2, 0, 3, 1, 4)
-    strip = grid_CDHVW.reshape(channels, dimensions * height, len(SWEEP) * width)
-    return answers.Sweep(values=list(SWEEP), dimensions=dimensions, picture=data_url(strip), height=height, width=width)
+    rows = strip(drawn.unflatten(0, (dimensions, len(SWEEP))))
+    height, width = drawn.shape[-2:]
+    sizes = {"dimensions": dimensions, "height": height, "width": width}
+    return answers.Sweep(values=list(SWEEP), picture=data_url(rows), parts=parts, **sizes)
 
 
 def _part(exhibit: Exhibit, said: Debate, part: requests.Part) -> answers.PartAnswer:
@@ -224,20 +219,15 @@ def _part(exhibit: Exhibit, said: Debate, part: requests.Part) -> answers.PartAn
     index = (part.type * rows + part.row) * columns + part.column
     _, height, width = model.image_shape
     (top, bottom), (left, right) = view(model, 0).of(part.row, height), view(model, 1).of(part.column, width)
-    votes = _numbers(said.votes[index].norm(dim=-1))
+    votes = numbers(said.votes[index].norm(dim=-1))
     return answers.PartAnswer(
         type=part.type,
         row=part.row,
         column=part.column,
-        length=_numbers(said.parts[index]),
+        length=numbers(said.parts[index]),
         box=[top, left, bottom, right],
         steps=[
-            answers.PartStep(couplings=_numbers(couplings), votes=votes, agreement=_numbers(agreement))
+            answers.PartStep(couplings=numbers(couplings), votes=votes, agreement=numbers(agreement))
             for couplings, agreement in zip(said.couplings[:, index], said.agreement[:, index])
         ],
     )
-
-
-def _numbers(values: Tensor) -> Any:
-    """As plain numbers of six decimals: more would be noise, and twice as many bytes."""
-    return values.double().round(decimals=6).tolist()

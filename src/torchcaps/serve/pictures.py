@@ -102,17 +102,22 @@ def fit(grey_HW: Tensor, height: int, width: int) -> Tensor:
     return F.interpolate(grey_HW[None, None], (height, width), mode="bilinear", antialias=True)[0, 0].clamp(0, 1)
 
 
-def centre(grey_HW: Tensor, height: int, width: int) -> Tensor:
+def centre(grey_HW: Tensor, height: int, width: int, box: float = BOX) -> Tensor:
     """The ink as MNIST has it: fitted into a box in the middle, its centre of mass at the picture's centre.
 
     A picture without ink stays empty.
+
+    Args:
+        grey_HW: white ink on black.
+        height, width: of the result.
+        box: share of the result's sides that the ink is fitted into.
     """
     ink = grey_HW > FAINT
     if not ink.any():
         return torch.zeros(height, width)
     rows, columns = ink.any(1).nonzero().flatten(), ink.any(0).nonzero().flatten()
     cut = grey_HW[int(rows[0]) : int(rows[-1]) + 1, int(columns[0]) : int(columns[-1]) + 1]
-    factor = min(BOX * height / cut.shape[0], BOX * width / cut.shape[1])
+    factor = min(box * height / cut.shape[0], box * width / cut.shape[1])
     small = fit(cut, *(max(1, round(factor * side)) for side in cut.shape))
     picture = torch.zeros(height, width)
     top, left = (_start(small, axis, side) for axis, side in enumerate((height, width)))
@@ -136,6 +141,12 @@ def data_url(picture: Tensor) -> str:
     buffer = io.BytesIO()
     Image.fromarray(array).save(buffer, format="png", compress_level=1)
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+def strip(pictures_RVCHW: Tensor) -> Tensor:
+    """(C, R·H, V·W): R rows of V pictures as one."""
+    rows, columns, channels, height, width = pictures_RVCHW.shape
+    return pictures_RVCHW.permute(2, 0, 3, 1, 4).reshape(channels, rows * height, columns * width)
 
 
 def coloured(grey_HW: Tensor, index: int) -> Tensor:

@@ -107,6 +107,21 @@ class PredictRequest(Request):
         Field(min_length=1, max_length=5, fail_fast=True, description="Decode these classes instead of the longest."),
     ] = None
     iterations: Iterations = None
+    reject: Annotated[
+        Annotated[float, Field(ge=0, le=1)] | None,
+        Field(description="Answer none of the classes below this length, instead of by the model's own threshold."),
+    ] = None
+
+
+class PlacementRequest(Request):
+    """Where and how a class is drawn, by a model of the kind `poses`."""
+
+    x: Annotated[float, Field(ge=-1e4, le=1e4, description="Pixels; 0 is the middle of the leftmost pixel.")]
+    y: Annotated[float, Field(ge=-1e4, le=1e4, description="Pixels; 0 is the middle of the topmost pixel.")]
+    angle: Annotated[float, Field(ge=-360, le=360, description="Degrees, counter-clockwise.")] = 0.0
+    scale: Annotated[float, Field(ge=0.05, le=20)] = 1.0
+    stretch: Annotated[float, Field(ge=0.05, le=20, description="How much wider than high a square becomes.")] = 1.0
+    shear: Annotated[float, Field(ge=-5, le=5, description="Pixels to the right for each pixel up.")] = 0.0
 
 
 class ReconstructRequest(Request):
@@ -115,6 +130,10 @@ class ReconstructRequest(Request):
     class_: ClassIndex = Field(alias="class", description="The class whose capsule has this pose.")
     pose: Annotated[list[Annotated[float, Field(ge=-10, le=10)]], Field(min_length=1, max_length=256, fail_fast=True)]
     model: Name = None
+    placement: Annotated[
+        PlacementRequest | None,
+        Field(description="Of a model of the kind `poses`: where to draw it; upright in the middle if left away."),
+    ] = None
     sweep: Annotated[bool, Field(description="Also change each dimension in turn by −0.25 … 0.25.")] = False
     compare: AnyImage | None = None
 
@@ -134,6 +153,13 @@ class RoutingRequest(Request):
     model: Name = None
     iterations: Iterations = None
     part: Part | None = None
+
+
+class LatticeRequest(Request):
+    model_config = _example({"image": SEVEN})
+
+    image: AnyImage
+    model: Name = None
 
 
 def _within(move: str, description: str) -> Any:

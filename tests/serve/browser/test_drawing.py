@@ -103,6 +103,18 @@ def test_every_example_is_what_it_says(page):
         assert examples.nth(index).get_attribute("aria-label").startswith(f"{index % 10}, ")
 
 
+def test_below_a_length_of_ones_own_the_answer_is_none_of_these(page):
+    wins(page, 5)
+    expect(page.locator("#tab-views")).to_be_hidden()  # of networks that read poses
+    longest = page.locator("#draw-bars [data-kind=won]")
+    expect(longest).to_have_count(1)
+    page.locator("#reject").fill("1")
+    expect(page.locator("#verdict")).to_contain_text("None of these. Nearest: 5, length 0.")
+    expect(longest).to_have_count(0)
+    page.locator("#reject").fill("0")
+    expect(page.locator("#verdict")).to_contain_text("This is a 5.")
+
+
 def test_a_file_is_chosen_or_dropped(page):
     wins(page, 5)
     page.set_input_files("#pad-file", {"name": "seven.png", "mimeType": "image/png", "buffer": written(SEVEN)})

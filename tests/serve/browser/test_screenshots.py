@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from driver import serving
 from PIL import Image
 
 ROOT = Path(__file__).parents[3]
@@ -20,6 +21,8 @@ def test_every_picture_of_the_documentation_is_taken(browser, server, tmp_path):
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
     script.take_all(browser, server, tmp_path)
+    with serving("posecaps-digits") as address:
+        script.take_poses(browser, address, tmp_path)
     taken = {path.name: np.asarray(Image.open(path).convert("L")) for path in tmp_path.iterdir()}
     assert set(taken) == set(re.findall(r"pictures/(explorer-[a-z]+\.png)", PAGES))
     for name, grey in taken.items():

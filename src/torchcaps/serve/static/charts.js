@@ -10,40 +10,49 @@ const MARGIN = { left: 34, right: 24, top: 18, bottom: 34 };
  * xs      the values along the axis
  * lines   [{ name, values, kind }]; a kind is a class name: "strong", "faint", …; later ones lie above
  * ticks   the values to write below the axis; label, what they are
- * low     where the upright axis begins; it ends at 1
+ * low     where the upright axis begins; high, where it ends;  levels  the values to write on it, by writeLevel
+ * left    room for them;  band  [from, to] of the axis to shade, or null
+ * jump    two points that are further apart than this are not joined
  * cursor  a value to mark, or null;  onpick(x), called where somebody points
  */
-export function lineChart(host, { xs, lines, ticks, label, title, cursor = null, height = 190, low = 0, dots = false,
-  write = String, onpick = null }) {
+export function lineChart(host, { xs, lines, ticks, label, title, cursor = null, height = 190, low = 0, high = 1, dots = false,
+  write = String, levels = [low, (high + low) / 2, high], writeLevel = (value) => String(Number(value.toFixed(3))),
+  left = MARGIN.left, band = null, jump = Infinity, onpick = null }) {
   const [first, last] = [xs[0], xs[xs.length - 1]];
-  const x = (value) => MARGIN.left + ((value - first) / (last - first || 1)) * (WIDTH - MARGIN.left - MARGIN.right);
-  const y = (value) => height - MARGIN.bottom - ((value - low) / (1 - low)) * (height - MARGIN.top - MARGIN.bottom);
+  const x = (value) => left + ((value - first) / (last - first || 1)) * (WIDTH - left - MARGIN.right);
+  const y = (value) => height - MARGIN.bottom
+    - ((Math.min(Math.max(low, high), Math.max(Math.min(low, high), value)) - low) / (high - low)) * (height - MARGIN.top - MARGIN.bottom);
   const text = (content, at, kind = "tick") => svg("text", { class: kind, ...at }, content);
-  const grid = [low, (1 + low) / 2, 1].flatMap((value) => [
-    svg("line", { class: "grid", x1: MARGIN.left, x2: WIDTH - MARGIN.right, y1: y(value), y2: y(value) }),
-    text(String(Number(value.toFixed(3))), { x: MARGIN.left - 8, y: y(value) + 4, "text-anchor": "end" }),
+  const shade = band === null ? [] : [svg("rect", { class: "band", x: x(band[0]), width: x(band[1]) - x(band[0]), y: y(high), height: y(low) - y(high) })];
+  const grid = levels.flatMap((value) => [
+    svg("line", { class: "grid", x1: left, x2: WIDTH - MARGIN.right, y1: y(value), y2: y(value) }),
+    text(writeLevel(value), { x: left - 8, y: y(value) + 4, "text-anchor": "end" }),
   ]);
   const axis = ticks.map((value) => text(write(value), { x: x(value), y: height - MARGIN.bottom + 16, "text-anchor": "middle" }));
-  axis.push(text(label, { x: (MARGIN.left + WIDTH - MARGIN.right) / 2, y: height - 3, "text-anchor": "middle" }, "axis"));
+  axis.push(text(label, { x: (left + WIDTH - MARGIN.right) / 2, y: height - 3, "text-anchor": "middle" }, "axis"));
   const curves = lines.flatMap(({ name, values, kind }) => {
-    const points = values.map((value, i) => `${x(xs[i]).toFixed(1)},${y(value).toFixed(1)}`);
-    const curve = svg("polyline", { class: `line ${kind}`, points: points.join(" "), "data-name": name });
+    const pieces = [[]];
+    values.forEach((value, i) => {
+      if (i > 0 && Math.abs(value - values[i - 1]) > jump) pieces.push([]);
+      pieces[pieces.length - 1].push(`${x(xs[i]).toFixed(1)},${y(value).toFixed(1)}`);
+    });
+    const curve = pieces.map((points) => svg("polyline", { class: `line ${kind}`, points: points.join(" "), "data-name": name }));
     const dot = (value, i) => svg("circle", { class: `dot ${kind}`, cx: x(xs[i]), cy: y(value), r: 3.5 });
-    return dots ? [curve, ...values.map(dot)] : [curve];
+    return dots ? [...curve, ...values.map(dot)] : curve;
   });
-  const names = lines.filter(({ kind }) => kind !== "faint" && !dots).map(({ name, values, kind }) => {
+  const names = lines.filter(({ name, kind }) => name !== "" && kind !== "faint" && !dots).map(({ name, values, kind }) => {
     const peak = peakOf(values);
     const side = peak > values.length * 0.9 ? "end" : peak < values.length * 0.1 ? "start" : "middle";
     return text(name, { x: x(xs[peak]), y: Math.max(y(values[peak]) - 5, 9), "text-anchor": side }, `name ${kind}`);
   });
-  const mark = cursor === null ? [] : [svg("line", { class: "cursor", x1: x(cursor), x2: x(cursor), y1: y(1), y2: y(low) })];
+  const mark = cursor === null ? [] : [svg("line", { class: "cursor", x1: x(cursor), x2: x(cursor), y1: y(high), y2: y(low) })];
   const chart = svg("svg", { viewBox: `0 0 ${WIDTH} ${height}`, role: "img", "aria-label": title },
-    ...grid, ...mark, ...curves, ...names, ...axis);
+    ...shade, ...grid, ...mark, ...curves, ...names, ...axis);
   if (onpick) {
     chart.addEventListener("pointerdown", (event) => {
       const box = chart.getBoundingClientRect();
       const at = ((event.clientX - box.left) / box.width) * WIDTH;
-      const share = (at - MARGIN.left) / (WIDTH - MARGIN.left - MARGIN.right);
+      const share = (at - left) / (WIDTH - left - MARGIN.right);
       onpick(first + Math.min(1, Math.max(0, share)) * (last - first));
     });
   }

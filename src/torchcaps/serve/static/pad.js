@@ -59,6 +59,13 @@ export class Pad {
     this.#render();
   }
 
+  /** A frame in the middle that shows how large to draw, as a share of the pad's side. */
+  guide(share) {
+    const frame = h("span", { class: "guide", "aria-hidden": "true" });
+    frame.style.setProperty("--share", share);
+    this.canvas.parentElement.append(frame);
+  }
+
   get empty() { return this.marks.length === 0; }
 
   /** `marks` instead of what is there; undo brings that back. `greeting` marks make way for the first own stroke. */

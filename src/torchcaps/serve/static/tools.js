@@ -55,9 +55,9 @@ export async function readPicture(file, longest = 512) {
 }
 
 /** The marks of an example, shrunk into `share` of the pad and moved by (dx, dy). */
-export function exampleMarks(digit, hand, { layer = 0, share = 1, dx = 0, dy = 0 } = {}) {
+export function exampleMarks(digit, hand, { layer = 0, share = 1, dx = 0, dy = 0, brush = 0.085 } = {}) {
   const place = ([x, y]) => [0.5 + (x - 0.5) * share + dx, 0.5 + (y - 0.5) * share + dy, 1];
-  return strokesOf(PATHS[digit][hand]).map((points) => ({ layer, width: 0.085 * share, points: points.map(place) }));
+  return strokesOf(PATHS[digit][hand]).map((points) => ({ layer, width: brush * share, points: points.map(place) }));
 }
 
 /** A sheet of example digits, one row for each hand. */

@@ -3,6 +3,7 @@
 import { latest } from "./api.js";
 import { alongChart, lineChart, valueAt } from "./charts.js";
 import { $, h, round, slider, withArticle } from "./dom.js";
+import { PARTS, placementOf } from "./placement.js";
 import { Stage } from "./stage.js";
 
 const degrees = (value) => `${value}°`.replace("-", "−");
@@ -18,9 +19,15 @@ const KNOBS = {
   shear: { label: "slant", min: -1, max: 1, step: 0.02, neutral: 0, write: (v) => round(v), ticks: [-1, -0.5, 0, 0.5, 1] },
 };
 
+const MANY = 30;      // views of an image from which on a curve has fewer points
+
+// What is read along each change, of the first of these that a network reads.
+const READ = { rotate: ["angle"], shift_x: ["x"], shift_y: ["y"], scale: ["scale"], shear: ["shear", "angle"] };
+
 export function transformPanel(page) {
-  const { classes } = page.model;
+  const { classes, lattice, image: { height, width } } = page.model;
   const setting = Object.fromEntries(Object.entries(KNOBS).map(([name, { neutral }]) => [name, neutral]));
+  const steps = lattice !== null && lattice.searched > MANY ? 9 : 25;      // points of a curve, each of so many views
   let along = "rotate";
   let curve = null;
   const drawnClass = () => page.answer?.winners[0] ?? 0;
@@ -31,7 +38,7 @@ export function transformPanel(page) {
   const basis = (question, axis) => JSON.stringify({ ...question, along: axis, [axis]: null });
   let curveBasis = null;
 
-  const current = () => ({ image: page.question, model: page.model.name, ...setting });
+  const current = () => ({ image: page.question, model: page.model.name, steps, ...setting });
 
   function ask() {
     if (!page.question) return;
@@ -76,8 +83,11 @@ export function transformPanel(page) {
     showCurves();
     const drawn = drawnClass();
     const other = answer.comparison && `${answer.comparison.name} ${round(answer.comparison.probabilities[drawn])}`;
+    const read = answer.placements && placementOf(answer.placements, drawn);
     $("transform-note").textContent = `Still ${withArticle(classes[drawn])}? ${page.model.name} ${round(answer.lengths[drawn])}`
-      + (other ? `, ${other}.` : ".");
+      + (other ? `, ${other}.` : ".")
+      + (read ? ` Read: angle ${PARTS.angle.write(read.angle)}, spread ${round(read.spread, 1)}°, scale ${PARTS.scale.write(read.scale)}, `
+        + `x ${PARTS.x.write(read.x)}, y ${PARTS.y.write(read.y)}.` : "");
   }
 
   function showCurves() {
@@ -100,6 +110,39 @@ export function transformPanel(page) {
     };
     chart("curve-capsules", page.model.name, curve.lengths);
     chart("curve-cnn", page.comparison?.name ?? "no network", curve.comparison);
+    if (curve.placements) showRead(xs, at);
+  }
+
+  // What is read of the pose along the change; dashed, what would be read if the reading followed the change exactly.
+  function showRead(xs, at) {
+    const { label, neutral, write, ticks, to = same, from = same } = KNOBS[curve.along];
+    const name = READ[curve.along].find((part) => page.model.placement.includes(part));
+    const part = PARTS[name];
+    const values = curve.placements.map((each) => placementOf(each, drawnClass())[name]);
+    const scale = name === "scale";
+    const own = scale ? Math.log2 : same;      // a scale goes by equal factors
+    const start = valueAt(xs, values.map(own), to(neutral));
+    const follows = (READ[curve.along][0] === name) && xs.map((x) => start + x - to(neutral));
+    const sides = { angle: [-180, 180, 360 / 4], x: [0, width - 1, (width - 1) / 2], y: [0, height - 1, (height - 1) / 2],
+      scale: [-2, 2, 2], shear: [-1, 1, 1] };
+    const [low, high, step] = sides[name];
+    const levels = Array.from({ length: Math.round((high - low) / step) + 1 }, (_, i) => low + i * step);
+    // The lowest is not written: it would touch the first number of the axis.
+    const writeLevel = (value) => (value === low ? "" : scale ? write(2 ** value) : name === "angle" ? degrees(value) : String(Number(value.toFixed(1))).replace("-", "−"));
+    const inside = follows && follows.map((value) => (name === "angle" ? ((((value + 180) % 360) + 360) % 360) - 180 : value));
+    const lines = [...(inside ? [{ name: "", values: inside, kind: "exact" }] : []), { name: "", values: values.map(own), kind: "strong" }];
+    const ranges = { rotate: !lattice.full_circle && lattice.angles, scale: lattice.scales.map(Math.log2) };
+    const range = ranges[curve.along];
+    const band = range && range.length > 1 ? [range[0], range[range.length - 1]] : null;
+    const here = from(at);
+    const read = valueAt(xs, values.map(own), at);
+    lineChart($("curve-read"), { xs, lines, ticks: ticks.map(to), label: `${label} applied`, write: (value) => write(from(value)), cursor: at,
+      low, high, levels, writeLevel, left: 48, band, jump: name === "angle" ? 180 : Infinity,
+      title: `${name} of class ${classes[drawnClass()]} read along ${label}: ${part.write(scale ? 2 ** read : read)} at ${write(here)}`,
+      onpick: (value) => turn({ [curve.along]: from(value) }) });
+    $("curve-read-title").textContent = `${name.length > 1 ? name[0].toUpperCase() + name.slice(1) : name} that is read for ${classes[drawnClass()]}`;
+    $("curve-read-note").textContent = [inside && "Dashed: a reading that follows the change exactly.",
+      band && "Shaded: the range of the views in training."].filter(Boolean).join(" ");
   }
 
   // The same small pictures below both charts, each at its place of the axis.
@@ -125,7 +168,8 @@ export function transformPanel(page) {
       latestOnly.forget();
       curve = curveBasis = null;
       stage.show(null);
-      for (const id of ["curve-capsules", "curve-cnn", "film-capsules", "film-cnn"]) $(id).replaceChildren();
+      for (const id of ["curve-capsules", "curve-read", "curve-cnn", "film-capsules", "film-cnn"]) $(id).replaceChildren();
+      $("curve-read-note").textContent = "";
       $("transform-note").textContent = "Draw a digit to turn it.";
     },
   };
