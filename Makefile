@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help train serve test faults fuzz exports check audit format figures lock package clean
+.PHONY: help train serve test test-slow faults fuzz exports check audit format figures lock package clean
 .DEFAULT_GOAL := help
 
 help:  ## Show this list
@@ -16,8 +16,11 @@ train: $(VENV)/.installed  ## Train a CapsNet on the embedded digits, offline, i
 serve: $(VENV)/.serve  ## Open the capsule explorer in a browser at http://127.0.0.1:8765
 	$(BIN)/torchcaps serve
 
-test: $(VENV)/.dev  ## Run the tests, with coverage
-	$(BIN)/python -m pytest -n 2 --dist worksteal --cov --cov-report=term:skip-covered --cov-fail-under=90
+test: $(VENV)/.dev  ## Run the tests but the slow ones, with coverage
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" --cov --cov-report=term:skip-covered --cov-fail-under=90
+
+test-slow: $(VENV)/.dev  ## Run the slow tests, of more than ten seconds each
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
 
 faults: $(VENV)/.dev  ## Kill runs, spoil checkpoints, fill disks, and see that nothing is lost (minutes)
 	$(BIN)/python tests/faults/campaign.py
