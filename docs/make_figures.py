@@ -18,10 +18,12 @@ import torch
 import torchcaps
 from torchcaps import explain
 from torchcaps.bench.plot import figure_family, figure_scaling
+from torchcaps.claims.page import fill_claims
 from torchcaps.data import load_data
 from torchcaps.data.multimnist import TEST_SEED, draw_pairs
 from torchcaps.errors import UserError
 from torchcaps.explain.perturb import rotate
+from torchcaps.explain.robustness_charts import FIGURES
 from torchcaps.models import PixelModel, SynthesisModel
 from torchcaps.models.pixels import found_in
 from torchcaps.models.synthesis import draw_masks
@@ -56,6 +58,7 @@ def main() -> None:
     heat = explain.maps_on_image(model, explain.routing_maps(model, images[4:5])[:, 0])
     entropies = explain.coupling_entropy(couplings)
     save("routing", explain.figure_routing(images[4], heat, lengths[4], entropies, model.class_names))
+    claims_pictures()
     try:
         paper_pictures()
     except UserError as error:
@@ -82,6 +85,13 @@ def paper_pictures() -> None:
     save("couplings", explain.figure_coupling_maps(images[:3], explain.coupling_maps(model, images[:3])))
     pairs = next(draw_pairs(test, 1000, TEST_SEED))  # the first of the test pairs
     save("figure-5", explain.figure_pair_examples(explain.pair_examples(torchcaps.load("capsnet-multimnist"), pairs)))
+
+
+def claims_pictures() -> None:
+    """The suites on the networks of docs/claims.md, from the files that `torchcaps reproduce claims` wrote."""
+    for path in sorted((ROOT / "docs" / "claims" / "curves").glob("*.json")):
+        result = json.loads(path.read_text(encoding="utf-8"))
+        save(f"robustness-{path.stem}", FIGURES[path.stem](result))
 
 
 def pose_pictures() -> None:
@@ -137,6 +147,7 @@ def isbi_curves() -> dict[str, list[tuple[int, float, float]]]:
 def fill(page: Path) -> None:
     """Copy every table of a page from the files that benchmarks wrote."""
     fill_tables(page)
+    fill_claims(page, ROOT / "docs" / "claims")
     fill_judged(page)
     fill_results(page, ROOT / "docs" / "results")
 

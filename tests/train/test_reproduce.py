@@ -188,7 +188,7 @@ def test_what_is_whole_is_written_before_other_runs_end(tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     places = finished("mnist-paper", tmp_path, test_accuracy=0.9975)
-    monkeypatch.setattr("torchcaps.train.reproduce._run_all", interrupted)
+    monkeypatch.setattr("torchcaps.train.reproduce.run_jobs", interrupted)
     with pytest.raises(KeyboardInterrupt):
         reproduce(["mnist-paper", "mnist-cnn"], 1, **places)
     assert json.loads((tmp_path / "results" / "mnist-paper.json").read_text())["mean"] == pytest.approx(0.25)

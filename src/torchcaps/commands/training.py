@@ -95,26 +95,45 @@ def rerun(
 
 
 def reproduce(
-    recipes: Annotated[list[str] | None, typer.Argument(help="Recipes; by default all that claim a result.")] = None,
-    seeds: Annotated[int, typer.Option(help="Train each with seeds 0, 1, … so many of them.", min=1)] = 5,
-    out_: Annotated[Path, typer.Option("--out", help="Folder of the results; their table is beside it.")] = Path(
-        "results"
-    ),
+    recipes: Annotated[
+        list[str] | None,
+        typer.Argument(help="Recipes; by default all that claim a result. Or `claims`, and which of its studies."),
+    ] = None,
+    seeds: Annotated[
+        int | None, typer.Option(help="Train each with seeds 0, 1, … so many of them; 5 if not given.", min=1)
+    ] = None,
+    out_: Annotated[
+        Path | None,
+        typer.Option("--out", help="Folder of the results, their table is beside it; `results`, or `claims`."),
+    ] = None,
     runs: Annotated[
-        Path, typer.Option(help="Folder of the runs; those that are finished are not trained again.")
-    ] = Path("runs/reproduce"),
+        Path | None,
+        typer.Option(help="Folder of the runs; finished ones are not trained again; runs/reproduce, or runs/claims."),
+    ] = None,
+    network: Annotated[list[str] | None, typer.Option(help="Of `claims`: only this network; may be repeated.")] = None,
     side_by_side: Annotated[
         int | None, typer.Option(help="Runs at a time; 5 on a GPU, 1 on a CPU if not given.", min=1)
     ] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Override a setting: train.epochs=3")] = None,
     device: Device = "auto",
 ) -> None:
-    """Train recipes for several seeds and put what they reach into a table, beside what was published."""
+    """Train recipes for several seeds and put what they reach into a table, beside what was published.
+
+    `torchcaps reproduce claims` compares capsule networks with CNNs on every claim of the literature.
+    """
     from torchcaps.train.reproduce import reproduce as run_all
 
-    settings = {"out": out_, "runs": runs, "device": device, "side_by_side": side_by_side, "overrides": set_ or ()}
+    if recipes and recipes[0] == "claims":
+        if seeds or set_:
+            raise UserError("reproduce claims: seeds and settings are part of the comparison; omit --seeds and --set")
+        _reproduce_claims(recipes[1:], network or [], out_, runs, side_by_side, device)
+        return
+    if network:
+        raise UserError("--network goes with `torchcaps reproduce claims`")
+    places = {"out": out_ or Path("results"), "runs": runs or Path("runs/reproduce")}
+    settings = {"device": device, "side_by_side": side_by_side, "overrides": set_ or ()}
     try:
-        results = run_all(recipes or (), seeds, **settings, console=out)  # type: ignore[arg-type]
+        results = run_all(recipes or (), seeds or 5, **places, **settings, console=out)  # type: ignore[arg-type]
     except KeyboardInterrupt:
         out.print("\nstopped; the same command goes on")
         raise typer.Exit(130) from None
@@ -125,6 +144,26 @@ def reproduce(
         ours = f"{each['mean']:.2f}{spread}"
         rows.append((each["recipe"], each["result"], paper, ours, str(each["n"]), str(each["seconds"])))
     show(("recipe", "result", "paper", "ours", "n", "seconds"), rows)
+
+
+def _reproduce_claims(
+    studies: list[str],
+    networks: list[str],
+    folder: Path | None,
+    runs: Path | None,
+    side_by_side: int | None,
+    device: str,
+) -> None:
+    from torchcaps.claims.run import reproduce_claims
+
+    places = {"out": folder or Path("claims"), "runs": runs or Path("runs/claims")}
+    asked = {"studies": studies, "networks": networks, "side_by_side": side_by_side, "device": device}
+    try:
+        page = reproduce_claims(**places, **asked, console=out)  # type: ignore[arg-type]
+    except KeyboardInterrupt:
+        out.print("\nstopped; the same command goes on")
+        raise typer.Exit(130) from None
+    say(page)
 
 
 def _data_overrides(data: str | None) -> tuple[str | None, list[str]]:

@@ -117,25 +117,20 @@ def reproduce(
             raise UserError("train.read_test=no: a result is read off the test set; use `torchcaps train` to choose")
         job.check()
     _check_place(out)
-    cuda = torch.cuda.is_available() and device in ("auto", "cuda", "gpu")
-    at_once = side_by_side or (SIDE_BY_SIDE if cuda else 1)
+    place = "cuda" if torch.cuda.is_available() and device in ("auto", "cuda", "gpu") else "cpu"
     results: dict[str, dict[str, Any]] = {}
 
     def write_whole() -> None:
         """What is whole is written at once: a run that fails later, or an interrupt, takes nothing away."""
         for name, group in groups.items():
             if name not in results and all(job.done for job in group):
-                results[name] = _write(out, group, overrides, side_by_side, "cuda" if cuda else "cpu")
+                results[name] = _write(out, group, overrides, side_by_side, place)
                 if not fill_results(write_page(out), out):
                     console.print(f"{out}.md has no <!-- results --> to fill", highlight=False, markup=False)
 
     write_whole()
-    failed = _run_all([job for job in jobs if not job.done], at_once, cuda, device, console, write_whole)
-    if failed:
-        raise UserError(
-            f"{len(failed)} of {len(jobs)} runs failed; their logs: {', '.join(str(job.log) for job in failed[:3])}. "
-            "The same command goes on with them"
-        )
+    failed = run_jobs(jobs, device, side_by_side, console, lambda _: write_whole(), _told)
+    check_failed(failed, jobs)
     return [results[name] for name in groups]
 
 
@@ -158,10 +153,30 @@ def claimed() -> list[str]:
     return [name for name in list_recipes() if load_recipe(name).claim is not None]
 
 
-def _run_all(
-    jobs: list[Job], at_once: int, cuda: bool, device: str, console: Console, after_each: Callable[[], None]
+def run_jobs(
+    jobs: Sequence[Job],
+    device: str,
+    side_by_side: int | None,
+    console: Console,
+    after_each: Callable[[Job], None],
+    describe: Callable[[Job], str],
 ) -> list[Job]:
-    """Run them, `at_once` at a time; returns those that failed."""
+    """Train all jobs that are not done yet, several at a time on a GPU.
+
+    Args:
+        jobs: in the order in which they start.
+        device: auto, cpu, cuda or mps.
+        side_by_side: jobs at a time; by default SIDE_BY_SIDE on CUDA, else 1.
+        console: one line is printed for each job.
+        after_each: called for each job that has just finished without an error.
+        describe: what to print of a finished job.
+
+    Returns:
+        The jobs that failed.
+    """
+    cuda = torch.cuda.is_available() and device in ("auto", "cuda", "gpu")
+    at_once = side_by_side or (SIDE_BY_SIDE if cuda else 1)
+    jobs = [job for job in jobs if not job.done]
     waiting, running, failed = list(jobs), dict[Path, tuple[Job, subprocess.Popen[bytes]]](), list[Job]()
     with _stopped_by_sigterm(), _shared_gpu(cuda and min(at_once, len(jobs)) > 1) as environment:
         try:
@@ -181,10 +196,12 @@ def _run_all(
                     running[job.folder] = job, process
                 for folder in [folder for folder, (_, process) in running.items() if process.poll() is not None]:
                     job, _ = running.pop(folder)
-                    if not job.done:
+                    words = describe(job) if job.done else f"failed: {_last_line(job.log)}"
+                    console.print(f"{folder.name}: {words}", highlight=False, markup=False)
+                    if job.done:
+                        after_each(job)
+                    else:
                         failed.append(job)
-                    console.print(f"{folder.name}: {_told(job)}", highlight=False, markup=False)
-                    after_each()
                 time.sleep(0.2)
         finally:
             for _, process in running.values():  # each saves its state and stops
@@ -194,10 +211,21 @@ def _run_all(
     return failed
 
 
+def check_failed(failed: Sequence[Job], jobs: Sequence[Job]) -> None:
+    """Say which jobs failed, if any, and where to read why."""
+    if failed:
+        raise UserError(
+            f"{len(failed)} of {len(jobs)} runs failed; their logs: {', '.join(str(job.log) for job in failed[:3])}. "
+            "The same command goes on with them"
+        )
+
+
+def _last_line(log: Path) -> str:
+    text = log.read_text(encoding="utf-8", errors="replace").strip()
+    return text.splitlines()[-1] if text else "no message"
+
+
 def _told(job: Job) -> str:
-    if not job.done:
-        text = job.log.read_text(encoding="utf-8", errors="replace").strip()
-        return f"failed: {text.splitlines()[-1] if text else 'no message'}"
     summary = json.loads((job.folder / "summary.json").read_text(encoding="utf-8"))
     return f"{_measured(job.recipe, summary):.2f} % {_claim(job.recipe).measure}"
 

@@ -1,0 +1,138 @@
+"""Train and measure what the table of claims needs. What is done already is not done again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from torchcaps.claims.measure import Digits, measure, read_digits
+from torchcaps.claims.page import write_page
+from torchcaps.claims.plan import COLUMNS, NETWORKS, STUDIES, jobs, settings_of
+from torchcaps.errors import UserError
+from torchcaps.explain.robustness import SUITES
+from torchcaps.models import ImageModel, load
+from torchcaps.train.report import write_whole
+from torchcaps.train.reproduce import Job, check_failed, run_jobs
+
+MEASURED = "claims.json"  # in the folder of a run
+CURVES = "affine"  # the study whose networks are drawn as curves
+CURVE_IMAGES = 1000
+
+
+def reproduce_claims(
+    *,
+    out: Path,
+    runs: Path,
+    studies: Sequence[str] = (),
+    networks: Sequence[str] = (),
+    device: str = "auto",
+    side_by_side: int | None = None,
+    console: Console | None = None,
+) -> Path:
+    """Train and measure the networks of the claims; returns the page `out.md`.
+
+    Results are kept as `out/<study>.json`. Networks that are not asked for keep the results that are there.
+
+    Args:
+        out: folder of the results.
+        runs: folder of the runs; finished ones are not trained again.
+        studies: names in STUDIES; none for all.
+        networks: names in NETWORKS; none for all.
+        device: auto, cpu, cuda or mps.
+        side_by_side: runs at a time; by default 5 on CUDA, else 1.
+        console: what is said on the way; by default nothing.
+    """
+    console = console or Console(quiet=True)
+    groups = jobs(studies, networks, runs)
+    every = [job for group in groups.values() for job in group]
+    for job in every:
+        job.check()
+    place = "cuda" if torch.cuda.is_available() and device in ("auto", "cuda", "gpu") else "cpu"
+    digits = cache(read_digits)
+    waiting: list[Future[None]] = []
+
+    def after(done: Job) -> None:
+        """Measure it meanwhile: the next run starts at once."""
+        waiting.append(worker.submit(measure_and_write, done))
+
+    def measure_and_write(done: Job) -> None:
+        (study, network), group = next(item for item in groups.items() if done in item[1])
+        _measure(done, study, digits, place)
+        if all((job.folder / MEASURED).is_file() for job in group):
+            _write(out, study, network, group)
+
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--out {out}: it cannot be written to: {error.strerror or error}") from error
+    with ThreadPoolExecutor(1) as worker:
+        for job in every:
+            if job.done:
+                after(job)
+        failed = run_jobs(every, device, side_by_side, console, after, _told)
+        for each in waiting:
+            each.result()
+    check_failed(failed, every)
+    columns = [groups.get((CURVES, name)) for name in COLUMNS]
+    if all(columns):
+        first = {NETWORKS[name].title: load(groups[CURVES, name][0].folder, place) for name in COLUMNS}
+        _write_curves(out / "curves", first, digits())
+    return write_page(out)
+
+
+def _told(job: Job) -> str:
+    summary = json.loads((job.folder / "summary.json").read_text(encoding="utf-8"))
+    return f"{100 * summary['test_accuracy']:.2f} % of {summary['test_n']:,} test images right"
+
+
+def _measure(job: Job, study: str, digits: Any, place: str) -> None:
+    """Measure a finished run, once. With few images the test accuracy is all that is asked."""
+    path = job.folder / MEASURED
+    if path.is_file():
+        return
+    summary = json.loads((job.folder / "summary.json").read_text(encoding="utf-8"))
+    found = {"error": 100 * (1 - summary["test_accuracy"])}
+    if study == "affine":
+        found |= measure(load(job.folder, place), digits())
+    write_whole(path, json.dumps(found, indent=1) + "\n")
+
+
+def _write(out: Path, study: str, network: str, group: Sequence[Job]) -> None:
+    """Put the figures of all runs of one network into the file of the study."""
+    path = out / f"{study}.json"
+    table: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    measured = [json.loads((job.folder / MEASURED).read_text(encoding="utf-8")) for job in group]
+    summaries = [json.loads((job.folder / "summary.json").read_text(encoding="utf-8")) for job in group]
+    model = load(group[0].folder)
+    decoder = getattr(model, "decoder", None)
+    drawing = 0 if decoder is None else sum(part.numel() for part in decoder.parameters())
+    row = {
+        "title": NETWORKS[network].title,
+        "parameters": model.parameter_count() - drawing,
+        "settings": settings_of(study, network),
+        "epochs": summaries[0]["epochs"],
+        "steps": summaries[0]["steps"],
+        "machine": "; ".join(dict.fromkeys(each["machine"] for each in summaries)),
+        "values": {name: [each.get(name) for each in measured] for name in measured[0]},
+    }
+    table |= {"study": study, "recipe": STUDIES[study].recipe, "command": f"torchcaps reproduce claims {study}"}
+    table.setdefault("networks", {})[network] = row
+    write_whole(path, json.dumps(table, indent=1, ensure_ascii=False) + "\n")
+
+
+def _write_curves(folder: Path, models: Mapping[str, ImageModel], digits: Digits) -> None:
+    """Run every suite on the networks of the table, one of each, on the same test digits."""
+    folder.mkdir(parents=True, exist_ok=True)
+    chosen = torch.randperm(len(digits.targets), generator=torch.Generator().manual_seed(0))[:CURVE_IMAGES]
+    for name, suite in SUITES.items():
+        path = folder / f"{name}.json"
+        if not path.is_file():
+            result = suite(models, digits.centred[chosen], digits.targets[chosen], seed=0)
+            write_whole(path, json.dumps({**result, "data": "MNIST in 40×40"}, indent=1) + "\n")
