@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
-from torchcaps.data import Dataset
+from torchcaps.data import Dataset, load_data
 from torchcaps.explain.placement_charts import figure_read_poses, pose_words
 from torchcaps.explain.strokes import stroke_width
 from torchcaps.models import Output, Placement, create_model, load, save
@@ -92,10 +92,17 @@ def test_it_is_saved_with_the_model(calibrated, model, tmp_path):
     assert load(save(calibrated, tmp_path / "unread"))(images).placement.thickness is None
 
 
-def test_a_model_saved_before_there_was_one_still_loads():
+def test_the_shipped_model_reads_the_width_of_digits():
     shipped = load("posecaps-digits")
-    assert shipped.thickness_weight is None
-    assert shipped(torch.rand(1, 1, 16, 16)).placement.thickness is None
+    test = load_data(**shipped.trained_by["data"]).test
+    images = shipped.prepare(test.images)
+    with torch.no_grad():
+        read = shipped(images).placement.thickness[torch.arange(len(images)), test.targets]
+    truth = stroke_width(images)
+    known = truth.isfinite()
+    assert known.float().mean() > 0.9
+    assert (read - truth)[known].abs().median() < 0.4
+    assert torch.corrcoef(torch.stack([read[known], truth[known].float()]))[0, 1] > 0.6
 
 
 def test_a_read_out_of_another_shape_is_refused(model):
