@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from torchcaps import losses
+from torchcaps.claims.measure import follow
 from torchcaps.data import load_data, unfamiliar
 from torchcaps.data.affnist import expand, transform
 from torchcaps.data.augment import augment
@@ -209,40 +210,13 @@ def measure(model: ImageModel, data: dict[str, Tensor], settings: dict[str, Any]
         for score in familiar.keys() & {"max length", "energy", "familiarity"}:
             found[f"{name} {score}"] = separation(familiar[score].cpu(), other[score].cpu())["auroc"]
     if isinstance(model, PoseCaps) and settings["frame"] == 40:
-        found |= follow(model, held[:1000], y[:1000])
+        found |= follow(model, held[:1000], y[:1000].cpu())
     return found
 
 
 def right(model: ImageModel, images: Tensor, y: Tensor) -> float:
     """Percent of the images whose class is found."""
     return round(100 * (ask(model, images)["lengths"].argmax(1) == y).float().mean().item(), 2)
-
-
-def follow(model: PoseCaps, images: Tensor, y: Tensor) -> dict[str, float]:
-    """How well placements follow turns, shifts and scales, each less what is read of the digit untouched."""
-    rows = torch.arange(len(y), device=y.device)
-
-    def read(changed: Tensor) -> dict[str, Tensor]:
-        answers = ask(model, changed)
-        return {name: answers[name][rows, y] for name in ("x", "y", "angle", "scale")}
-
-    plain = read(images)
-    turns = (-40, -30, -20, -10, 10, 20, 30, 40)
-    asked = torch.cat([torch.full_like(plain["angle"], degrees) for degrees in turns])
-    seen = torch.cat([read(perturb.rotate(images, degrees))["angle"] - plain["angle"] for degrees in turns])
-    seen = (seen + 180) % 360 - 180
-    places = []
-    for right, down in ((3.5, 0.0), (0.0, -2.25), (-4.0, 3.0), (1.0, 1.0)):
-        moved = read(perturb.translate(images, right, down))
-        places.append(torch.hypot(moved["x"] - plain["x"] - right, moved["y"] - plain["y"] - down))
-    factors = (0.8, 0.9, 1.1, 1.25)
-    scales = [read(perturb.scale(images, factor))["scale"] / plain["scale"] / factor - 1 for factor in factors]
-    return {
-        "angle slope": round(((asked * seen).sum() / asked.square().sum()).item(), 4),
-        "angle median error": round((asked - seen).abs().median().item(), 3),
-        "place median error": round(torch.cat(places).median().item(), 3),
-        "scale median error": round(torch.cat(scales).abs().median().item(), 4),
-    }
 
 
 def run(name: str, settings: dict[str, Any], out: Path, held: int) -> dict[str, Any]:

@@ -54,6 +54,28 @@ def none_below(model: ImageModel) -> float | None:
     return threshold
 
 
+def answer(
+    model: ImageModel, image: Tensor, output: Output, reject: float | None = None
+) -> tuple[set[int], dict[str, float]]:
+    """Decide which classes a model answers with for one image.
+
+    Args:
+        model: one that names classes.
+        image: (1, C, H, W) in [0, 1].
+        output: what the model said about it.
+        reject: length below which a class does not count; None: a model with `none_below` decides by familiarity.
+
+    Returns:
+        The ids of the classes, none for "none of these"; familiarity and none_below if these decided.
+    """
+    asked, familiar = model.trained_by, {} if reject is not None else _familiarity(model, image, output)
+    if familiar and familiar["familiarity"] < familiar["none_below"]:
+        return set(), familiar
+    several, each = bool(asked.get("multi_label")), asked.get("labels_each")
+    found_J = explain.predicted_classes(output.lengths, several, each)[0] & (output.lengths[0] >= (reject or 0.0))
+    return set(found_J.nonzero().flatten().tolist()), familiar
+
+
 @torch.no_grad()
 def predict_file(model: ImageModel, path: Path, reject: float | None = None) -> dict[str, Any]:
     """Say which classes are on an image file.
@@ -75,20 +97,17 @@ def predict_file(model: ImageModel, path: Path, reject: float | None = None) -> 
     """
     image = image_for(model, path)
     output = model(image)
-    lengths, asked = output.lengths[0].tolist(), model.trained_by
+    lengths = output.lengths[0].tolist()
     standing = _standing(model, path, output)
-    familiar = {} if reject is not None else _familiarity(model, image, output)
+    answered, familiar = answer(model, image, output, reject)
     numbers = [*lengths, *familiar.values(), *(value for each in standing for value in each.values())]
     if any(math.isnan(number) for number in numbers):
         raise UserError(f"{path}: the model answers NaN; it was not trained to the end, or its weights are damaged")
     order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
+    found = [index for index in order if index in answered]
     ranking = [
         {"class": model.class_names[index], "length": round(lengths[index], 6), **standing[index]} for index in order
     ]
-    multi_label, labels_each = bool(asked.get("multi_label")), asked.get("labels_each")
-    answered = explain.predicted_classes(output.lengths, multi_label, labels_each)[0].tolist()
-    known = not familiar or familiar["familiarity"] >= familiar["none_below"]
-    found = [index for index in order if known and answered[index] and lengths[index] >= (reject or 0.0)]
     return {
         "file": str(path),
         "classes": [model.class_names[index] for index in found],

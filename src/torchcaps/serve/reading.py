@@ -8,12 +8,10 @@ import torch
 from torch import Tensor
 
 from torchcaps.errors import UserError
-from torchcaps.explain.familiarity import scores
-from torchcaps.explain.mistakes import predicted_classes
 from torchcaps.explain.placement import draw_placed, draw_upright, has_placement
 from torchcaps.explain.sweep import SWEEP, shifts
 from torchcaps.models import CapsuleModel, ImageModel, Output
-from torchcaps.predict import none_below
+from torchcaps.predict import answer
 from torchcaps.serve import answers, requests
 from torchcaps.serve.answers import numbers
 from torchcaps.serve.exhibits import Exhibit
@@ -60,16 +58,9 @@ def look(exhibit: Exhibit, image: Tensor, question: requests.PredictRequest) -> 
 
 def answered(model: ImageModel, image: Tensor, output: Output, reject: float | None) -> tuple[list[int], float | None]:
     """The classes that are answered, as `torchcaps predict` does, and how familiar the picture is if that decides."""
-    asked, lengths = model.trained_by, output.lengths[0]
-    several, each = bool(asked.get("multi_label")), asked.get("labels_each")
-    found = predicted_classes(output.lengths, several, each)[0] & (lengths >= (reject or 0.0))
-    threshold = none_below(model) if reject is None else None
-    familiarity = None
-    if threshold is not None:
-        familiarity = float(scores(model, image[None], output)["familiarity"])
-        found = found & (familiarity >= threshold)
-    classes = [index for index in longest(lengths, len(lengths)) if found[index]]
-    return classes, None if familiarity is None else round(familiarity, 6)
+    found, familiar = answer(model, image[None], output, reject)
+    classes = [index for index in longest(output.lengths[0], output.lengths.shape[1]) if index in found]
+    return classes, round(familiar["familiarity"], 6) if familiar else None
 
 
 def decoded(seen: Seen) -> list[answers.Decoded]:
