@@ -297,7 +297,7 @@ class Lattice:
         return ((nearest[0] * S + factors[0]) * R + factors[1]) * K + nearest[1]
 
     def coarse(self, degrees: float) -> Lattice:
-        """Angles alone, in the middle of equal parts of the range, each of so many degrees at most.
+        """A lattice of angles alone: the centres of equal parts of the range, each at most `degrees` wide.
 
         Their number is odd unless the range is the full circle.
         """

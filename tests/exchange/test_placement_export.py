@@ -158,6 +158,19 @@ def test_another_familiarity_is_told_unless_two_classes_tie():
     assert compare(Scored(), lambda _: scored(0.9, 2.5), scored(0.9, 2.0)) == 0
 
 
+def test_places_count_less_the_shorter_their_class():
+    class Placed(Given):
+        outputs = ("lengths", "x")
+
+    def placed(x):
+        return torch.tensor([[0.9, 0.02]]), torch.tensor([x])
+
+    assert compare(Placed(), lambda _: placed((5.0, 3.0002)), placed((5.0, 3.0))) == pytest.approx(8e-5, rel=0.02)
+    for wrong in ((5.0002, 3.0), (5.0, 3.001)):
+        with pytest.raises(torchcaps.UserError, match="x differ .* pixels"):
+            compare(Placed(), lambda _, wrong=wrong: placed(wrong), placed((5.0, 3.0)))
+
+
 def test_models_without_a_placement_have_no_more_outputs():
     model = create_model("baseline_cnn", image_shape=(1, 16, 16), channels=(2, 2, 2), kernel=3, hidden=(4,))
     assert answers_of(model).outputs == ("lengths",)

@@ -100,7 +100,8 @@ def reproduce(
         typer.Argument(help="Recipes; by default all that claim a result. Or `claims`, and which of its studies."),
     ] = None,
     seeds: Annotated[
-        int | None, typer.Option(help="Train each with seeds 0, 1, … so many of them; 5 if not given.", min=1)
+        int | None,
+        typer.Option(help="How many seeds, counted from 0, to train each recipe with; 5 if not given.", min=1),
     ] = None,
     out_: Annotated[
         Path | None,

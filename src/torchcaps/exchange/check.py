@@ -13,7 +13,7 @@ from torchcaps.exchange.program import Answers
 
 TOLERANCE = 1e-4
 BATCHES = (1, 3, 8)
-ABSENT = 0.05  # length below which a class has no place
+SHORT = 0.05  # length below which a class capsule has a less certain place
 UNDECIDED = 80.0  # degrees of spread; below it the votes' mean is longer than cos 80°, so its angle withstands rounding
 UNITS = {"angle": " radians", "spread": " radians", "x": " pixels", "y": " pixels", "thickness": " pixels"}
 Run = Callable[[Sequence[Tensor]], Sequence[Tensor]]  # an exported model, on the inputs of the model
@@ -50,8 +50,8 @@ def compare(answers: Answers, run: Run, inputs: tuple[Tensor, ...]) -> float:
         if name == "masks":  # follow from lengths
             continue
         gap = (found[name] - values).abs()
-        if name in ("x", "y"):  # the direction of a capsule of hardly any length is rounding
-            gap = gap * (expected["lengths"] >= ABSENT)
+        if name in ("x", "y"):  # the shorter a capsule, the more of its direction is rounding
+            gap = gap * (expected["lengths"] / SHORT).clamp(max=1)
         if name in ("angle", "spread"):
             gap = _turn(gap) * (expected["spread"] < UNDECIDED)
         if name in ("reconstruction", "familiarity"):  # of another class where two are equally likely but for rounding

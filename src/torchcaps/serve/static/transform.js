@@ -27,7 +27,7 @@ const READ = { rotate: ["angle"], shift_x: ["x"], shift_y: ["y"], scale: ["scale
 export function transformPanel(page) {
   const { classes, lattice, image: { height, width } } = page.model;
   const setting = Object.fromEntries(Object.entries(KNOBS).map(([name, { neutral }]) => [name, neutral]));
-  const steps = lattice !== null && lattice.searched > MANY ? 9 : 25;      // points of a curve, each of so many views
+  const steps = lattice !== null && lattice.searched > MANY ? 9 : 25;      // points of a curve; each point costs all these views
   let along = "rotate";
   let curve = null;
   const drawnClass = () => page.answer?.winners[0] ?? 0;
