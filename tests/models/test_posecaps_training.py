@@ -8,7 +8,7 @@ import torch
 from torchcaps.capsules import length
 from torchcaps.layers.denoise import Denoise
 from torchcaps.models import create_model
-from torchcaps.models.negatives import negatives, shuffle_patches
+from torchcaps.models.variations import cover, negatives, shuffle_patches
 
 
 def make(**options):
@@ -48,6 +48,36 @@ def test_images_of_nothing_come_in_four_kinds():
     assert made.amax() <= 1
     assert negatives(torch.rand(4, 3, 2, 5)).shape == (4, 3, 2, 5)
     assert negatives(torch.rand(1, 1, 8, 8)).shape == (1, 1, 8, 8)
+
+
+def test_a_rectangle_covers_a_bright_place():
+    torch.manual_seed(0)
+    images = torch.zeros(400, 2, 9, 12)
+    images[:, :, 2:7, 3:8] = 1
+    covered = cover(images, 4, 0.5)
+    black = (images - covered).amax(1)  # 1 where it was covered
+    assert ((black == 0) | (black == 1)).all()
+    touched = black.flatten(1).any(1)
+    assert 150 < touched.sum() < 250  # half of the images, each at a bright place
+    assert black.amax(2).sum(1).max() <= 5
+    assert black.amax(1).sum(1).max() <= 5
+    for image in black[touched]:  # all of the rectangle's bright part is gone
+        rows, columns = image.amax(1) > 0, image.amax(0) > 0
+        assert image[rows][:, columns].all()
+    assert torch.equal(cover(images, 4, 0.0), images)
+    assert torch.equal(cover(torch.zeros(2, 1, 5, 5), 4, 1.0), torch.zeros(2, 1, 5, 5))
+
+
+def test_parts_are_covered_in_training_only():
+    model, (images, targets) = make(cover=6, negatives=0.0), batch()
+    plain = make(negatives=0.0).train()
+    torch.manual_seed(5)
+    found = model.train()(images, targets).disagreement
+    torch.manual_seed(5)
+    given = cover(images, 6, 0.25)
+    assert not torch.equal(given, images)
+    assert torch.equal(plain(given, targets).disagreement, found)
+    assert torch.equal(make(cover=6).eval()(images).lengths, make().eval()(images).lengths)
 
 
 def test_absence_is_the_mean_squared_length_beyond_a_tenth():

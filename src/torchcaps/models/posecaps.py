@@ -18,7 +18,7 @@ from torchcaps.layers.denoise import Denoise
 from torchcaps.layers.stem import STRIDE, ConvStem
 from torchcaps.losses import multi_hot
 from torchcaps.models.base import ImageModel, Output, Placement
-from torchcaps.models.negatives import negatives
+from torchcaps.models.variations import cover, negatives
 from torchcaps.ops.squash import at_least_float32, no_autocast, squash
 
 TINY = 1e-6
@@ -27,6 +27,7 @@ AT_ONCE = 9  # views, where no gradients are needed: more take more memory and a
 COARSE = 45.0  # degrees that one view of the coarse search stands for, at most
 NEAR = 0.125  # how far the first view of a training image strays from the identity, as a share of the lattice's reach
 NEGATIVES = 0.25  # images of nothing for each training image
+COVERED = 0.25  # share of the training images that are covered in part, if any are
 ABSENT = 0.1  # the length up to which a class counts as absent, as in the margin loss
 GAUGE = 0.02  # weight that keeps the mean pose of the training images at the identity
 UNITS = {"angle": 15.0, "scale": 0.2, "stretch": 0.2, "shear": 0.2}  # degrees, logarithms, pixels per pixel
@@ -78,6 +79,7 @@ class PoseCaps(ImageModel):
             views are random. They are training images whose patches are shuffled, and plain greys; Output.absence is
             how present classes are in them.
         thicken: how far the level of `Denoise`, from which on a stroke is seen, varies between training images.
+        cover: pixels, the largest side of a rectangle that covers a part of every fourth training image; 0 for none.
         padding: pixels that a view shows on each side of the image.
         sharpness: t. Presence is (1/t) log of the mean over views of exp(t · length): between the mean length (t → 0)
             and the largest (t → ∞).
@@ -111,6 +113,7 @@ class PoseCaps(ImageModel):
         bend: float = 0.0,
         negatives: float | None = None,
         thicken: float = 0.0,
+        cover: int = 0,
         padding: int = 4,
         sharpness: float = 10.0,
         denoise: bool = True,
@@ -122,8 +125,8 @@ class PoseCaps(ImageModel):
         super().__init__(image_shape, num_classes, **about)
         if min(width, types, dim, class_dim, hidden) < 1 or width < 2:
             raise UserError("posecaps: width must be at least 2; types, dim, class_dim and hidden at least 1")
-        if min(views, padding, bend, thicken) < 0 or sharpness <= 0:
-            raise UserError("posecaps: views, padding, bend, thicken must be 0 or more, sharpness greater than 0")
+        if min(views, padding, bend, thicken, cover) < 0 or sharpness <= 0:
+            raise UserError("posecaps: views, padding, bend, thicken, cover must be 0 or more, sharpness more than 0")
         if negatives is None:
             negatives = NEGATIVES if views else 0.0
         if not 0 <= negatives <= 1 or (negatives and not views):
@@ -138,7 +141,7 @@ class PoseCaps(ImageModel):
         self.register_buffer("search_linear", looked.poses().linear.float(), persistent=False)
         self.read = ["angle", "scale"]  # the parts of a pose that offsets tell
         self.read += [name for name, axis in (("stretch", stretches), ("shear", shears)) if len(axis) > 1]
-        self.views, self.bend, self.sharpness, self.negatives = views, bend, sharpness, negatives
+        self.views, self.bend, self.cover, self.sharpness, self.negatives = views, bend, cover, sharpness, negatives
         if negatives:
             self.own_losses = {**self.own_losses, "absence": 0.5}
         self.types, self.dim, self.class_dim = types, dim, class_dim
@@ -174,6 +177,8 @@ class PoseCaps(ImageModel):
             disagreement.
         """
         absence = None
+        if self.training and self.cover:
+            images = cover(images, self.cover, COVERED)
         if self.training and self.negatives:
             seen, absence = self._look_beside_nothing(images)
         else:
@@ -182,15 +187,17 @@ class PoseCaps(ImageModel):
             weights_BGJ, presence, poses = self.aggregate(seen)
             ids_BM, several = self._drawn_classes(presence, targets, each)
             placement = None if self.training else self.place(seen, weights_BGJ)
-            drawn = None
+            placed = None
             if self.decoder is not None:
                 placed = self.place(seen, weights_BGJ, ids_BM) if placement is None else _of(placement, ids_BM)
-                drawn = self.reconstruct(poses, placed, ids_BM)
-                if several is not None:
-                    drawn = (drawn * several[..., None, None, None].to(drawn)).sum(1).clamp(max=1)
-                elif each is None:
-                    drawn = drawn[:, 0]
             apart = None if targets is None else self.disagreement(seen, targets)
+        drawn = None
+        if placed is not None:
+            drawn = self.reconstruct(poses, placed, ids_BM)
+            if several is not None:
+                drawn = (drawn * several[..., None, None, None].to(drawn)).sum(1).clamp(max=1)
+            elif each is None:
+                drawn = drawn[:, 0]
         return Output(presence, poses, drawn, None, placement, apart, absence)
 
     def _drawn_classes(
@@ -260,7 +267,8 @@ class PoseCaps(ImageModel):
         poses = self._random_poses(images)
         count = math.ceil(self.negatives * len(images))
         with no_autocast(images):
-            clear, empty = (self.normalise(self.denoise(part)) for part in (images, negatives(images[:count])))
+            both = torch.cat([images, negatives(images[:count])])
+            clear, empty = self.normalise(self.denoise(both)).tensor_split([len(images)])
         seen_BGCHW = self._view(clear, poses)
         # The last pose of each image lies anywhere in the range; the first is near the identity.
         nothing = self._view(empty, poses[:count, -1:]).flatten(0, 1)
@@ -382,21 +390,22 @@ class PoseCaps(ImageModel):
     def familiarity(self, images: Tensor, output: Output) -> Tensor:
         """How much an image looks like one of the classes, (B,): larger is more familiar.
 
-        The sum of how present the winner is, how far it is ahead of the second, and how well its drawing, where and how
-        it stands, matches the image (their correlation over pixels, noise taken out).
+        The sum of how present the winner is, how far it is ahead of all other classes together (the norm of their
+        lengths), and half of how well its drawing, where and how it stands, matches the image (their correlation over
+        pixels, noise taken out).
 
         Args:
             images: (B, C, H, W) in [0, 1].
             output: what this model answered to them, without targets.
         """
-        first, *second = output.lengths.topk(min(2, self.num_classes)).values.unbind(-1)
-        familiar = first + (first - second[0] if second else first)
+        first, others = output.lengths.sort(-1, descending=True).values.tensor_split([1], dim=-1)
+        familiar = 2 * first[:, 0] - others.square().sum(-1).sqrt()
         if output.reconstruction is None:
             return familiar
         seen, drawn = (part.flatten(1) for part in (self.denoise(images), output.reconstruction))
         seen, drawn = seen - seen.mean(1, keepdim=True), drawn - drawn.mean(1, keepdim=True)
         both = seen.square().sum(1) * drawn.square().sum(1)
-        return familiar + (seen * drawn).sum(1) / (both + FLAT).sqrt()
+        return familiar + 0.5 * (seen * drawn).sum(1) / (both + FLAT).sqrt()
 
     def draw(self, capsules: Tensor, classes: Tensor, pose: Affine) -> Tensor:
         """Draw class capsules (N, D) of these classes (N,) as they stand (N): (N, C, H, W) in [0, 1]."""
@@ -443,8 +452,7 @@ class PoseCaps(ImageModel):
         )
         centre = torch.stack([(share.sum(-2) * x).sum(-1), (share.sum(-1) * y).sum(-1)], dim=-1)
         poses = seen.poses.to(share)
-        linear, shift = poses.linear[..., None, :, :], poses.shift[..., None, :]
-        placed = (linear @ centre[..., None])[..., 0] + shift
+        placed = Affine(poses.linear[..., None, :, :], poses.shift[..., None, :])(centre)
         return (weights[..., None] * placed).sum(1)
 
     def _search_poses(self) -> Affine:
