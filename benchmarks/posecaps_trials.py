@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from torchcaps import losses
@@ -28,6 +29,7 @@ from torchcaps.explain.familiarity import scores, separation
 from torchcaps.models import ImageModel, Output, PoseCaps, create_model
 
 FEW = {"frame": 28, "shift": 2, "per_class": 10, "steps": 2000, "batch": 100}
+BENT = {"bend": 1.0, "thicken": 0.15}  # as in the recipes posecaps-few-…
 SHEAR = {"stretches": (0.8, 1.0, 1.25), "shears": (-0.25, 0.0, 0.25)}
 BASE = {
     "model": "posecaps",
@@ -41,6 +43,7 @@ BASE = {
     "reconstruction": 0.0005,
     "disagreement": 0.1,
     "per_class": 0,  # training images of each class; 0 for all
+    "erase": 0,  # side of the largest rectangle that is erased in a training image
     "seed": 0,
     "compile": False,
     "keep": False,  # save the weights beside the results
@@ -51,8 +54,16 @@ def variant(**changes: Any) -> dict[str, Any]:
     return {**BASE, **changes}
 
 
+def few(changes: dict[str, Any] | None = None, **options: Any) -> dict[str, Any]:
+    """With ten images a class; `options` of the model, on top of those of the recipe."""
+    return {**BASE, **FEW, **(changes or {}), "options": {**BENT, **options}}
+
+
 TRIALS = {
     "base": variant(),
+    "base-2500": variant(steps=2500, reconstruction=0.002),
+    "cover-8": variant(steps=2500, reconstruction=0.002, options={"cover": 8}),
+    "cover-12": variant(steps=2500, reconstruction=0.002, options={"cover": 12}),
     "no-negatives": variant(options={"negatives": 0.0}),
     "bend-thick": variant(options={"bend": 1.0, "thicken": 0.15}),
     "views5": variant(options={"views": 5}),
@@ -81,6 +92,20 @@ TRIALS = {
     "few-bend-thick": variant(**FEW, options={"bend": 1.0, "thicken": 0.15}),
     "few-bend2-thick-shear": variant(**FEW, options={"bend": 1.5, "thicken": 0.15, **SHEAR}),
     "few-bend-thick-long": variant(**{**FEW, "steps": 5000}, options={"bend": 1.0, "thicken": 0.15}),
+    "few-no-negatives": few(negatives=0.0),
+    "few-erase": few({"erase": 10}),
+    "few-bent-views5": few(views=5),
+    "few-bent-turn45": few(turn=45.0),
+    "few-bent-turn30": few(turn=30.0),
+    "few-bent-sharp20": few(sharpness=20.0),
+    "few-bent-sharp5": few(sharpness=5.0),
+    "few-bent-drawn": few({"reconstruction": 0.002}),
+    "few-bent-loose": few({"disagreement": 0.02}),
+    "few-bent-fast": few({"lr": 5e-3}),
+    "few-bent-twice": few(bend=2.0),
+    "few-bent-thick": few(thicken=0.25),
+    "few-bent-scales": few(scales=(0.7, 1.0, 1.4)),
+    "few-bent-long": few({"steps": 4000}),
     "few-drawn": variant(**FEW, reconstruction=0.005),
     "few-long": variant(**{**FEW, "steps": 6000}),
     "few-cnn": variant(**FEW, model="strong_cnn"),
@@ -146,7 +171,7 @@ def train(model: ImageModel, images: Tensor, targets: Tensor, settings: dict[str
 
     def step() -> None:
         index = torch.randint(len(images), (settings["batch"],), device=device)
-        batch, labels = augment(images[index], shift=settings["shift"]), targets[index]
+        batch, labels = augment(images[index], shift=settings["shift"], erase=settings["erase"]), targets[index]
         optimizer.zero_grad(set_to_none=True)
         with torch.autocast(device.type, torch.bfloat16, enabled=cuda):
             output = network(batch, labels)
@@ -189,6 +214,8 @@ def measure(model: ImageModel, data: dict[str, Tensor], settings: dict[str, Any]
     draw = torch.Generator(held.device).manual_seed(0)
     changed = {"clean": held, "noise": perturb.noise(held, 0.2, draw), "blur": perturb.blur(held, 1.0)}
     if settings["frame"] == 40:
+        digits = held[..., 6:34, 6:34]
+        changed["covered"] = F.pad(perturb.occlude(digits, 10, draw), (6, 6, 6, 6))
         changed["affine"] = data["affine"]
         for degrees in (30, 45):
             turned = perturb.rotate(held, degrees)

@@ -128,13 +128,17 @@ def test_the_best_rate_of_the_search_is_taken(tmp_path, monkeypatch):
     folder = tmp_path / "claims"
     folder.mkdir()
     lines = [
-        "study,network,rate,n,held-out accuracy,values",
-        "few-10,strong_cnn,0.002,2,90.0,",
-        "few-10,strong_cnn,0.008,2,92.0,",
+        "study,network,epochs,digits,rate,n,held-out accuracy,values",
+        "few-10,strong_cnn,10,as they are,0.002,2,90.0,",
+        "few-10,strong_cnn,10,as they are,0.008,2,92.0,",
+        "few-10,plain_cnn,10,as they are,0.008,2,92.0,",
+        "few-10,plain_cnn,20,as they are,0.008,2,11.0,",
+        "few-10,plain_cnn,20,as they are,0.002,2,91.0,",
     ]
     (folder / "rates.csv").write_text("\n".join(lines))
     monkeypatch.setattr(plan.resources, "files", lambda _: tmp_path)
     assert plan.settings_of("few-100", "strong_cnn")[-1] == "optim.lr=0.008"
+    assert plan.learning_rate("few-10", "plain_cnn") == 0.002  # the longest runs decide
     assert plan.learning_rate("affine", "strong_cnn") is None
 
 

@@ -89,13 +89,14 @@ STUDIES = {
 def learning_rate(study: str, network: str) -> float | None:
     """The rate with the highest accuracy on held-out training digits in rates.csv; None if it was not searched for.
 
-    The studies with few images share the rate that was found with ten images a class.
+    Where rates were tried with different numbers of epochs, the longest runs decide. The studies with few images share
+    the rate that was found with ten images a class.
     """
     searched = "few-10" if study.startswith("few") else study
     asked = (searched, NETWORKS[network].rate_of or network)
     with (resources.files("torchcaps") / "claims" / "rates.csv").open(encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if (row["study"], row["network"]) == asked]
-    best = max(rows, key=lambda row: float(row["held-out accuracy"]), default=None)
+    best = max(rows, key=lambda row: (int(row["epochs"]), float(row["held-out accuracy"])), default=None)
     return None if best is None else float(best["rate"])
 
 
