@@ -14,6 +14,7 @@ from torchcaps.claims import measure, page, plan, run
 from torchcaps.cli import app
 from torchcaps.data import load_data
 from torchcaps.errors import UserError
+from torchcaps.explain import perturb
 from torchcaps.models import create_model
 from torchcaps.train.run import start_run
 
@@ -24,6 +25,7 @@ model: {name: posecaps_small, width: 4, types: 2, class_dim: 4}
 train: {epochs: 1, batch_size: 20}
 """
 TINY_CNN = ("model={name: strong_cnn, width: 4}",)
+AVERAGED = ("model={name: strong_cnn, parameters: 9, lattice_use: test, turn: 15}",)  # the weights decide the size
 
 
 def few_digits() -> measure.Digits:
@@ -31,6 +33,11 @@ def few_digits() -> measure.Digits:
     small, targets = test.images[:20].float() / 255, test.targets[:20]
     framed = F.pad(small, (6,) * 4)
     return measure.Digits(small, framed, framed, targets, framed, targets)
+
+
+def turned(images):
+    """Images, turned by -15, 0 and 15 degrees."""
+    return [images if degrees == 0 else perturb.rotate(images, degrees) for degrees in (-15, 0, 15)]
 
 
 def train_here(jobs, device, side_by_side, console, after_each, describe):
@@ -51,10 +58,14 @@ def tiny_plan(tmp_path, monkeypatch):
     networks = {
         "posecaps": plan.Network("pose capsules", ()),
         "strong_cnn": plan.Network("CNN", TINY_CNN, rival=True),
+        "averaged": plan.Network("averaged", AVERAGED, weights_of="strong_cnn"),
         "capsnet": plan.Network("classic CapsNet", ()),
     }
     asked = ("posecaps", "strong_cnn")
-    studies = {"affine": plan.Study(str(recipe), 2, asked), "few-1": plan.Study(str(recipe), 1, asked[:1])}
+    studies = {
+        "affine": plan.Study(str(recipe), 2, (*asked, "averaged")),
+        "few-1": plan.Study(str(recipe), 1, asked[:1]),
+    }
     for name, value in (("NETWORKS", networks), ("STUDIES", studies)):
         for module in (plan, run):
             monkeypatch.setattr(module, name, value)
@@ -79,6 +90,17 @@ def test_claims_are_trained_measured_and_written_once(tiny_plan):
     table = json.loads((tiny_plan / "claims" / "affine.json").read_text())
     assert table["networks"]["strong_cnn"] == first["networks"]["strong_cnn"]
     assert len(table["networks"]["posecaps"]["values"]["turned 45"]) == 2
+    averaged = table["networks"]["averaged"]
+    assert averaged["parameters"] == table["networks"]["strong_cnn"]["parameters"]
+    assert "error" not in averaged["values"]
+    job = plan.jobs(["affine"], ["averaged"], tiny_plan / "runs")["affine", "averaged"][0]
+    model = run._load(job, "affine", "averaged", "cpu")
+    assert len(model.lattice) == 3
+    trained = run.load(job.folder)
+    assert torch.equal(model.stem[0].weight, trained.stem[0].weight)
+    view = F.pad(trained.normalise(few_digits().centred), (4,) * 4)  # of the identity
+    expected = torch.stack([model.head(model.stem(each).mean((-2, -1))).softmax(-1) for each in turned(view)]).mean(0)
+    torch.testing.assert_close(model(few_digits().centred).lengths, expected, atol=1e-4, rtol=0)
     written = (tiny_plan / "claims.md").read_text()
     cells = next(line for line in written.splitlines() if "turned by ±45°" in line).split("|")
     mean = statistics.mean(table["networks"]["posecaps"]["values"]["turned 45"])

@@ -13,7 +13,8 @@ from torchcaps.train.reproduce import Job
 
 PARAMETERS = 321_830  # of posecaps for MNIST, decoder not counted
 NO_DECODER = "loss.reconstruction=null"
-VIEWS = "lattice_use: train, turn: 60, scales: [0.8, 1.0, 1.25]"
+LATTICE = "turn: 60, scales: [0.8, 1.0, 1.25]"
+VIEWS = f"lattice_use: train, {LATTICE}, views: 3"  # as many as pose capsules have in training
 AUGMENTED = ("augment.rotate=60", "augment.scale=0.2", "augment.elastic=1.0")  # about what the flagship's views show it
 
 
@@ -25,12 +26,14 @@ class Network(NamedTuple):
         settings: what differs from the recipe of a study.
         rate_of: the network whose learning rate it takes; by default its own.
         rival: whether it counts as a CNN of equal size without views, which the flagship has to be ahead of.
+        weights_of: the network whose trained weights it takes; by default it is trained itself.
     """
 
     title: str
     settings: tuple[str, ...]
     rate_of: str | None = None
     rival: bool = False
+    weights_of: str | None = None
 
 
 class Study(NamedTuple):
@@ -67,6 +70,12 @@ NETWORKS = {
     ),
     "strong_cnn_augmented": Network(
         "strong CNN, images turned, scaled and bent", (*_equal("strong_cnn"), *AUGMENTED), "strong_cnn"
+    ),
+    "strong_cnn_lattice": Network(
+        "strong CNN, averaged over the lattice at test",
+        _equal("strong_cnn", f"lattice_use: test, {LATTICE}"),
+        "strong_cnn",
+        weights_of="strong_cnn",
     ),
     "strong_cnn_views": Network("strong CNN with views, softmax", _equal("strong_cnn", VIEWS), "strong_cnn"),
     "strong_cnn_presence": Network(
@@ -107,7 +116,7 @@ def settings_of(study: str, network: str, rate: float | None = None) -> list[str
 
 
 def jobs(studies: Sequence[str], networks: Sequence[str], runs: Path) -> dict[tuple[str, str], list[Job]]:
-    """Every run that is asked for, by study and network.
+    """Every run that is asked for, by study and network; networks with the same weights share their runs.
 
     Args:
         studies: names in STUDIES; none for all.
@@ -123,8 +132,9 @@ def jobs(studies: Sequence[str], networks: Sequence[str], runs: Path) -> dict[tu
         study = STUDIES[name]
         for network in study.networks:
             if not networks or network in networks:
-                settings = settings_of(name, network)
+                trained = NETWORKS[network].weights_of or network
+                settings = settings_of(name, trained)
                 found[name, network] = [
-                    Job.of(study.recipe, seed, settings, runs / name / network) for seed in range(study.runs)
+                    Job.of(study.recipe, seed, settings, runs / name / trained) for seed in range(study.runs)
                 ]
     return found

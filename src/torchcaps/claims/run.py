@@ -18,10 +18,10 @@ from torchcaps.claims.plan import COLUMNS, NETWORKS, STUDIES, jobs, settings_of
 from torchcaps.errors import UserError
 from torchcaps.explain.robustness import SUITES
 from torchcaps.models import ImageModel, load
+from torchcaps.train.recipe import load_recipe
 from torchcaps.train.report import write_whole
 from torchcaps.train.reproduce import Job, check_failed, run_jobs
 
-MEASURED = "claims.json"  # in the folder of a run
 CURVES = "affine"  # the study whose networks are drawn as curves
 CURVE_IMAGES = 1000
 
@@ -51,7 +51,7 @@ def reproduce_claims(
     """
     console = console or Console(quiet=True)
     groups = jobs(studies, networks, runs)
-    every = [job for group in groups.values() for job in group]
+    every = list({job.folder: job for group in groups.values() for job in group}.values())
     for job in every:
         job.check()
     place = "cuda" if torch.cuda.is_available() and device in ("auto", "cuda", "gpu") else "cpu"
@@ -63,10 +63,11 @@ def reproduce_claims(
         waiting.append(worker.submit(measure_and_write, done))
 
     def measure_and_write(done: Job) -> None:
-        (study, network), group = next(item for item in groups.items() if done in item[1])
-        _measure(done, study, digits, place)
-        if all((job.folder / MEASURED).is_file() for job in group):
-            _write(out, study, network, group)
+        for (study, network), group in groups.items():
+            if done.folder in [job.folder for job in group]:
+                _measure(done, study, network, digits, place)
+                if all(_measured(job, network).is_file() for job in group):
+                    _write(out, study, network, group)
 
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -92,15 +93,32 @@ def _told(job: Job) -> str:
     return f"{100 * summary['test_accuracy']:.2f} % of {summary['test_n']:,} test images right"
 
 
-def _measure(job: Job, study: str, digits: Any, place: str) -> None:
+def _measured(job: Job, network: str) -> Path:
+    """Where the figures of a run are kept; of another network with its weights, beside them."""
+    return job.folder / (f"claims-{network}.json" if NETWORKS[network].weights_of else "claims.json")
+
+
+def _load(job: Job, study: str, network: str, place: str) -> ImageModel:
+    """The trained network; or another one with its weights."""
+    trained = load(job.folder, place)
+    if NETWORKS[network].weights_of is None:
+        return trained
+    options = load_recipe(STUDIES[study].recipe, tuple(settings_of(study, network))).model.options
+    options.pop("parameters", None)  # the weights decide
+    model = type(trained)(**{**trained.arguments, **options})
+    model.load_state_dict(trained.state_dict())
+    return model.to(place).eval()
+
+
+def _measure(job: Job, study: str, network: str, digits: Any, place: str) -> None:
     """Measure a finished run, once. With few images the test accuracy is all that is asked."""
-    path = job.folder / MEASURED
+    path = _measured(job, network)
     if path.is_file():
         return
     summary = json.loads((job.folder / "summary.json").read_text(encoding="utf-8"))
-    found = {"error": 100 * (1 - summary["test_accuracy"])}
+    found = {} if NETWORKS[network].weights_of else {"error": 100 * (1 - summary["test_accuracy"])}
     if study == "affine":
-        found |= measure(load(job.folder, place), digits())
+        found |= measure(_load(job, study, network, place), digits())
     write_whole(path, json.dumps(found, indent=1) + "\n")
 
 
@@ -108,7 +126,7 @@ def _write(out: Path, study: str, network: str, group: Sequence[Job]) -> None:
     """Put the figures of all runs of one network into the file of the study."""
     path = out / f"{study}.json"
     table: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    measured = [json.loads((job.folder / MEASURED).read_text(encoding="utf-8")) for job in group]
+    measured = [json.loads(_measured(job, network).read_text(encoding="utf-8")) for job in group]
     summaries = [json.loads((job.folder / "summary.json").read_text(encoding="utf-8")) for job in group]
     model = load(group[0].folder)
     decoder = getattr(model, "decoder", None)
