@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
+import os
+import stat
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 
+import torchcaps
 from torchcaps.errors import UserError
 from torchcaps.models import CNN, CapsNet, create_model, list_models, load, save, shipped_models
 from torchcaps.models import files as model_files
@@ -128,3 +133,18 @@ def test_from_pretrained_does_not_ignore_other_arguments(small, tmp_path):
     small.save_pretrained(tmp_path)
     with pytest.raises(UserError, match="keeps its arguments; leave num_classes away"):
         CapsNet.from_pretrained(tmp_path, num_classes=7)
+
+
+def test_files_are_flushed_through_handles_that_can_write(tmp_path, monkeypatch):
+    """As Windows asks for it; a folder cannot be opened for writing anywhere."""
+    flushed = []
+
+    def strict(handle):
+        if not stat.S_ISDIR(os.fstat(handle).st_mode) and not fcntl.fcntl(handle, fcntl.F_GETFL) & os.O_RDWR:
+            raise OSError(errno.EBADF, "this handle cannot write")
+        flushed.append(handle)
+
+    monkeypatch.setattr(os, "fsync", strict)
+    saved = torchcaps.save(create_model("capsnet_small", image_shape=(1, 12, 12)), tmp_path / "model")
+    assert torchcaps.load(saved)
+    assert flushed

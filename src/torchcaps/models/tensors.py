@@ -105,8 +105,9 @@ def checksum(tensors: dict[str, Tensor], metadata: Metadata) -> str:
 
 def flush(path: Path) -> None:
     """Wait until a file, or what a folder lists, is on the disk."""
-    with suppress(OSError) if path.is_dir() else nullcontext():  # some systems do not flush folders
-        place = os.open(path, os.O_RDONLY)
+    folder = path.is_dir()
+    with suppress(OSError) if folder else nullcontext():  # some systems do not flush folders
+        place = os.open(path, os.O_RDONLY if folder else os.O_RDWR)  # Windows refuses handles that cannot write
         try:
             os.fsync(place)
         finally:
