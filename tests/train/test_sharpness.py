@@ -9,10 +9,15 @@ import pytest
 import torch
 from torch import nn
 
+from torchcaps.data import load_data
 from torchcaps.errors import UserError
+from torchcaps.train import engine
+from torchcaps.train.divergence import Diverged
 from torchcaps.train.recipe import load_recipe, make_recipe
 from torchcaps.train.run import resume_run, start_run
+from torchcaps.train.setup import make_state
 from torchcaps.train.sharpness import Uphill
+from torchcaps.train.watch import Quiet
 
 
 def test_weights_go_up_the_slope_by_the_reach_and_come_back_exactly():
@@ -78,12 +83,16 @@ def test_a_run_with_it_learns_otherwise_and_resumes_bit_for_bit(tmp_path):
     assert told(resumed) == told(other)
 
 
-def test_a_loss_that_is_no_number_only_uphill_changes_no_weights(tmp_path):
-    """The way up is as far as numbers go: there the loss is none, and the run ends with the step."""
-    from torchcaps.train.divergence import Diverged
-
-    with pytest.raises((Diverged, UserError), match="step 1"):
-        start_run(load_recipe("digits", [*SMALL, "optim.sharpness=1e38"]), out=tmp_path / "run", device="cpu")
+def test_a_loss_that_is_not_finite_after_the_perturbation_ends_the_run(tmp_path):
+    """With a perturbation as large as float32 allows the second loss is not finite, and no weight is updated by it."""
+    recipe = load_recipe("digits", [*SMALL, "optim.sharpness=1e38"])
+    data = load_data(**recipe.data.model_dump())
+    state, task = make_state(recipe, data.train, torch.device("cpu"))
+    before = {name: value.clone() for name, value in state.model.state_dict().items()}
+    with pytest.raises(Diverged, match="step 1"):
+        engine.train(state, data.train, None, task, recipe, engine.make_fabric("cpu", "fp32"), Quiet())
+    after = state.model.state_dict()
+    assert all(torch.equal(after[name], value) for name, value in before.items())
 
 
 def test_drawn_images_refuse_it():
