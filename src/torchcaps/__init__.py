@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torchcaps._version import __version__
 
 if TYPE_CHECKING:
-    from torchcaps import explain, layers, losses, models, ops
+    from torchcaps import explain, layers, losses, models, ops, testing
     from torchcaps.capsules import Capsules
     from torchcaps.errors import UserError
     from torchcaps.models import create_model, list_models, load, save
@@ -24,7 +24,7 @@ _HOMES = {
     "save": "torchcaps.models",
     "fit": "torchcaps.train.fit",
 }
-_ROOMS = ("explain", "layers", "losses", "models", "ops")
+_ROOMS = ("explain", "layers", "losses", "models", "ops", "testing")
 
 __all__ = [
     "Capsules",
@@ -40,6 +40,7 @@ __all__ = [
     "models",
     "ops",
     "save",
+    "testing",
 ]
 
 

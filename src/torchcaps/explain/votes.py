@@ -91,7 +91,7 @@ class View(NamedTuple):
     field: int
 
     def of(self, place: int, side: int) -> tuple[int, int]:
-        """First and last-but-one pixel inside an image of this side."""
+        """Half-open range [start, stop) of pixels, clipped to an image of this side."""
         first = self.start + place * self.stride
         return max(0, first), min(side, first + self.field)
 
