@@ -26,9 +26,9 @@ from rich.console import Console
 from torchcaps.claims.measure import right
 from torchcaps.claims.plan import NETWORKS, STUDIES, settings_of
 from torchcaps.data import load_data
-from torchcaps.data.affnist import transform
+from torchcaps.data.datasets.affnist import transform
 from torchcaps.models import load
-from torchcaps.train.reproduce import Job, check_failed, run_jobs
+from torchcaps.train.experiments.reproduce import Job, check_failed, run_jobs
 
 RATES = (0.0005, 0.002, 0.008)
 SEEDS = {"affine": (100,), "few-10": (100, 101)}

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from PIL import Image, ImageDraw
 
-from torchcaps.train.machine import machine
+from torchcaps.train.environment import machine
 
 RESULTS = Path(__file__).parent / "results" / "explorer.csv"
 RATE = 2.0  # requests a second of each client

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from torchcaps.train.machine import machine
+from torchcaps.train.environment import machine
 
 ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT / "tests" / "serve" / "browser"))

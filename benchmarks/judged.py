@@ -12,7 +12,7 @@ import json
 from pathlib import Path
 
 from torchcaps.errors import UserError
-from torchcaps.train.judge import pool
+from torchcaps.train.experiments.judge import pool
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 from torchcaps.bench.step import Floor, _training
 from torchcaps.bench.timing import recorded
 from torchcaps.models import CapsNet
-from torchcaps.train.step import tuned
+from torchcaps.train.cudagraph import tuned
 
 STEPS = 5
 ROUTING = {

@@ -23,10 +23,10 @@ from torchcaps.bench.timing import Call, by_turns, recorded
 from torchcaps.data import Dataset
 from torchcaps.losses import combine
 from torchcaps.models import ImageModel, create_model
-from torchcaps.train.machine import machine
+from torchcaps.train.cudagraph import tuned
+from torchcaps.train.environment import machine
 from torchcaps.train.recipe import LossSection
-from torchcaps.train.step import tuned
-from torchcaps.train.tasks import Classify
+from torchcaps.train.tasks.classification import ClassificationTask
 
 PARAMETERS = 321_830  # of posecaps without its decoder, for MNIST
 AGAINST = "strong_cnn"
@@ -50,7 +50,7 @@ def training_step(model: ImageModel, batch: int, compiled: str) -> Call:
     device = model.device
     images = torch.rand(batch, *model.image_shape, device=device)
     targets = torch.arange(batch, device=device) % model.num_classes
-    task = Classify.for_model(model, Dataset(images, targets, model.class_names), LossSection())
+    task = ClassificationTask.for_model(model, Dataset(images, targets, model.class_names), LossSection())
     model.train().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     rate = torch.tensor(1e-3, device=device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, fused=True, capturable=True)

@@ -21,12 +21,13 @@ from torch import Tensor
 
 from torchcaps import losses
 from torchcaps.claims.measure import follow
-from torchcaps.data import load_data, unfamiliar
-from torchcaps.data.affnist import expand, transform
+from torchcaps.data import load_data
 from torchcaps.data.augment import augment
-from torchcaps.explain import perturb
+from torchcaps.data.datasets import unfamiliar
+from torchcaps.data.datasets.affnist import expand, transform
 from torchcaps.explain.familiarity import scores, separation
 from torchcaps.models import ImageModel, Output, PoseCaps, create_model
+from torchcaps.robustness import perturb
 
 FEW = {"frame": 28, "shift": 2, "per_class": 10, "steps": 2000, "batch": 100}
 BENT = {"bend": 1.0, "thicken": 0.15}  # as in the recipes posecaps-few-…

@@ -22,14 +22,14 @@ import torch
 from torch import Tensor
 
 from torchcaps.data import Dataset
-from torchcaps.train import engine
+from torchcaps.train import loop
+from torchcaps.train.callbacks import Quiet, pause
 from torchcaps.train.checkpoint import State, save_checkpoint
-from torchcaps.train.divergence import Divergence
-from torchcaps.train.machine import machine
+from torchcaps.train.environment import machine
+from torchcaps.train.nonfinite import Divergence
 from torchcaps.train.recipe import Recipe, load_recipe
-from torchcaps.train.setup import make_state, seeded
-from torchcaps.train.tasks import Task
-from torchcaps.train.watch import Quiet, pause
+from torchcaps.train.state import make_state, seeded
+from torchcaps.train.tasks.classification import Task
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -45,11 +45,11 @@ class Unlooked(Divergence):
 
 @contextmanager
 def looking(asked: bool) -> Iterator[None]:
-    before, engine.Divergence = engine.Divergence, Divergence if asked else Unlooked  # type: ignore[misc]
+    before, loop.Divergence = loop.Divergence, Divergence if asked else Unlooked  # type: ignore[misc]
     try:
         yield
     finally:
-        engine.Divergence = before  # type: ignore[misc]
+        loop.Divergence = before  # type: ignore[misc]
 
 
 def made(device: torch.device, images: int) -> tuple[Recipe, Dataset, State, Task]:
@@ -66,7 +66,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--rounds", type=int, default=11)
     asked = parser.parse_args()
-    fabric = engine.make_fabric(asked.device, "auto")
+    fabric = loop.make_fabric(asked.device, "auto")
     cuda = fabric.device.type == "cuda"
     recipe, data, state, task = made(fabric.device, 60_000 if cuda else 768)
 
@@ -74,7 +74,7 @@ def main() -> None:
         """Seconds; on CUDA without the first steps, which are compiled."""
         state.epoch = state.step = state.batch = 0
         longer = recipe.model_copy(update={"train": recipe.train.model_copy(update={"epochs": 2 if cuda else 1})})
-        engine.train(state, data, None, task, longer, fabric, Quiet())
+        loop.train(state, data, None, task, longer, fabric, Quiet())
         return len(data) / state.history[-1]["images_per_second"]
 
     times: dict[bool, list[float]] = {True: [], False: []}

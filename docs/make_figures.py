@@ -20,16 +20,16 @@ from torchcaps import explain
 from torchcaps.bench.plot import figure_family, figure_scaling
 from torchcaps.claims.page import fill_claims
 from torchcaps.data import load_data
-from torchcaps.data.multimnist import TEST_SEED, draw_pairs
+from torchcaps.data.datasets.multimnist import TEST_SEED, draw_pairs
 from torchcaps.errors import UserError
-from torchcaps.explain.perturb import rotate
-from torchcaps.explain.robustness_charts import FIGURES
-from torchcaps.models import PixelModel, SynthesisModel
-from torchcaps.models.pixels import found_in
+from torchcaps.models import SegmentationModel, SynthesisModel
+from torchcaps.models.segmentation import to_mask
 from torchcaps.models.synthesis import draw_masks
-from torchcaps.models.tiles import presence_of
-from torchcaps.train.judge import judge_tables
-from torchcaps.train.reproduce import fill_results
+from torchcaps.models.tiles import predict_map
+from torchcaps.robustness.charts import FIGURES
+from torchcaps.robustness.perturb import rotate
+from torchcaps.train.experiments.judge import judge_tables
+from torchcaps.train.experiments.reproduce import fill_results
 
 ROOT = Path(__file__).parent.parent
 PICTURES = ROOT / "docs" / "pictures"
@@ -108,12 +108,12 @@ def pose_pictures() -> None:
 def segmentation_pictures() -> None:
     """The first three test axons, and what is found in them."""
     model = torchcaps.load("segcaps-axons")
-    assert isinstance(model, PixelModel)
+    assert isinstance(model, SegmentationModel)
     test = load_data(**model.trained_by["data"]).test
     assert test is not None
     compared = []
     for image, mask in list(zip(test.images, test.masks))[:3]:
-        found = found_in(presence_of(model, image)[None])[0].cpu()
+        found = to_mask(predict_map(model, image)[None])[0].cpu()
         compared.append(explain.compare(model, image, mask, found))
     save("segmentation", explain.figure_masks(compared, model.class_names))
 

@@ -8,7 +8,7 @@ from PIL import Image
 
 from torchcaps.data import draw_axons
 from torchcaps.models import create_model, save
-from torchcaps.train import judge as judging
+from torchcaps.train.experiments import judge as judging
 
 TINY = [
     *("augment.crop=16", "model.channels=2", "model.z=4", "train.epochs=1", "train.batch_size=8"),
@@ -50,7 +50,7 @@ def test_from_pairs_to_a_judgement(call, pairs, tmp_path, monkeypatch):
         "train", "capspix2pix", "--data", pairs, "--out", run, "--device", "cpu", *settings(*TINY)
     )
     assert code == 0, complaint
-    assert "test likeness" in printed
+    assert "test similarity" in printed
     code, printed, complaint = call("eval", run, "--seeds", 1, "--out", tmp_path / "judged", *settings(*UNET))
     assert code == 0, complaint
     result = json.loads((tmp_path / "judged" / "judge.json").read_text())

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchcaps.errors import UserError
-from torchcaps.explain import perturb
 from torchcaps.geometry import (
     MAX_POSES,
     Affine,
@@ -22,6 +21,7 @@ from torchcaps.geometry import (
     sampling_grid,
     view,
 )
+from torchcaps.robustness import perturb
 
 
 def number(low, high):

@@ -11,7 +11,7 @@ from PIL import Image
 
 import torchcaps
 from torchcaps.data import draw_axons
-from torchcaps.data.smallnorb import FILES
+from torchcaps.data.datasets.smallnorb import FILES
 from torchcaps.train import run
 from torchcaps.train.recipe import list_recipes, load_recipe
 
@@ -75,8 +75,8 @@ def small_data_sets(tmp_path, monkeypatch, write_pairs):
     monkeypatch.setattr("torchcaps.data.mask_sources.AXONS", 20)
     monkeypatch.setattr("torchcaps.data.mask_sources.TEST_AXONS", 4)
     monkeypatch.setenv("TORCHCAPS_DATA", str(tmp_path))
-    monkeypatch.setattr("torchcaps.data.multimnist.TEST_PAIRS", 20)
-    monkeypatch.setattr("torchcaps.data.multimnist.VALIDATION_PAIRS", 20)
+    monkeypatch.setattr("torchcaps.data.datasets.multimnist.TEST_PAIRS", 20)
+    monkeypatch.setattr("torchcaps.data.datasets.multimnist.VALIDATION_PAIRS", 20)
     return tmp_path
 
 

@@ -101,8 +101,8 @@ def test_whatever_is_imported_is_named_in_the_dependencies():
     groups, homes = named(), packages_distributions()
     assert unnamed(groups, homes) == []
     for extra, missing, where in (
-        ("", "filelock", ("filelock", "guard.py")),  # torch needs it as well, so no environment lacks it
-        ("serve", "anyio", ("anyio", "guard.py")),
+        ("", "filelock", ("filelock", "failures.py")),  # torch needs it as well, so no environment lacks it
+        ("serve", "anyio", ("anyio", "middleware.py")),
         ("serve", "fastapi-swagger", ("fastapi_swagger", "files.py")),
         ("convert", "h5py", ("h5py", "keras.py")),
     ):

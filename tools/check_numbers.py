@@ -73,7 +73,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 def routing_errors() -> dict[str, float]:
     """The largest difference between chunked and reference dynamic routing, and between their gradients."""
     found, before = {}, os.environ.get("TORCHCAPS_BACKEND", "auto")
-    for B, I, K, J, D in SHAPES:  # noqa: E741
+    for B, I, K, J, D in SHAPES:
         draw = torch.Generator().manual_seed(0)
         u = torch.randn(B, I, K, generator=draw, dtype=torch.float64, requires_grad=True)
         weight = torch.randn(I, J, D, K, generator=draw, dtype=torch.float64, requires_grad=True)

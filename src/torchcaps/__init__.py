@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torchcaps.train.fit import fit
 
 # Loaded when first used, so that `import torchcaps` costs little more than `import torch`.
-_HOMES = {
+_LAZY = {
     "Capsules": "torchcaps.capsules",
     "UserError": "torchcaps.errors",
     "create_model": "torchcaps.models",
@@ -24,7 +24,7 @@ _HOMES = {
     "save": "torchcaps.models",
     "fit": "torchcaps.train.fit",
 }
-_ROOMS = ("explain", "layers", "losses", "models", "ops", "testing")
+_LAZY_MODULES = ("explain", "layers", "losses", "models", "ops", "testing")
 
 __all__ = [
     "Capsules",
@@ -45,10 +45,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _ROOMS:
+    if name in _LAZY_MODULES:
         return importlib.import_module(f"torchcaps.{name}")
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
     raise AttributeError(f"module 'torchcaps' has no attribute {name!r}")
 
 

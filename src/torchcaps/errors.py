@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class UserError(ValueError):
@@ -17,16 +18,28 @@ class UserError(ValueError):
         return printable(super().__str__())
 
 
+class UnreadableImage(UserError):
+    """A file that is not the image it claims to be."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(f"cannot read the image {path}: {reason}")
+        self.path, self.reason = path, reason
+
+
 class LostProcess(UserError):
     """Another process of the run is gone: the first of them may be, so the second says it, too."""
 
 
-LONGEST = 2000  # characters of a message: a name from a damaged file may have any length
+MAX_MESSAGE_CHARACTERS = 2000  # characters of a message: a name from a damaged file may have any length
 
 
 def printable(text: str) -> str:
     """One line of what every terminal and every encoding can show as it is meant."""
-    shown = text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} … {text[-LONGEST // 2 :]}"
+    shown = (
+        text
+        if len(text) <= MAX_MESSAGE_CHARACTERS
+        else f"{text[: MAX_MESSAGE_CHARACTERS // 2]} … {text[-MAX_MESSAGE_CHARACTERS // 2 :]}"
+    )
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in shown)
 
 

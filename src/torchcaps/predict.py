@@ -20,9 +20,9 @@ from torchcaps.explain.familiarity import scores
 from torchcaps.explain.features import show_layers
 from torchcaps.explain.files import write_png
 from torchcaps.generate import drawing_model, explain_drawing
-from torchcaps.models import ImageModel, Output, PixelModel, SynthesisModel
-from torchcaps.models.pixels import found_in
-from torchcaps.models.tiles import presence_of
+from torchcaps.models import ImageModel, Output, SegmentationModel, SynthesisModel
+from torchcaps.models.segmentation import to_mask
+from torchcaps.models.tiles import predict_map
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -158,7 +158,7 @@ def check_names(images: Sequence[Path], folder: Path) -> None:
         )
 
 
-def segment_file(model: PixelModel, path: Path, folder: Path) -> dict[str, Any]:
+def segment_file(model: SegmentationModel, path: Path, folder: Path) -> dict[str, Any]:
     """Write masks/<name>.png and overlays/<name>.png of an image file of any size.
 
     In the mask the class looked for is 255 and the background 0; of several classes it has the ids.
@@ -166,10 +166,10 @@ def segment_file(model: PixelModel, path: Path, folder: Path) -> dict[str, Any]:
     returns  where they are, and the share of the image that each class takes
     """
     image = read_picture(path, model.image_shape[0])
-    presence = presence_of(model, image)
+    presence = predict_map(model, image)
     if not presence.isfinite().all():
         raise UserError(f"{path}: the model answers NaN; it was not trained to the end, or its weights are damaged")
-    found = found_in(presence[None])[0].cpu()
+    found = to_mask(presence[None])[0].cpu()
     shares = torch.bincount(found.flatten(), minlength=model.num_classes) / found.numel()
     values = found * 255 if model.num_classes == 2 else found
     pictures = {"masks": values.numpy().astype(np.uint8), "overlays": explain.overlay(image.float() / 255, found)}
@@ -209,7 +209,7 @@ def explain_file(
         figures, arrays = explain_drawing(model, path, rival, any_size)
     elif against is not None or any_size:
         raise UserError("--against and --any-size are for models that draw; this one does not")
-    elif isinstance(model, PixelModel):
+    elif isinstance(model, SegmentationModel):
         if target is not None:
             raise UserError("--target: this model finds every class at once; leave it away")
         figures, arrays = _explain_pixels(model, path)
@@ -259,13 +259,13 @@ def _explain_class(model: ImageModel, path: Path, target: str | None) -> tuple[d
     return figures, arrays
 
 
-def _explain_pixels(model: PixelModel, path: Path) -> tuple[dict[str, Figure], dict[str, Tensor]]:
+def _explain_pixels(model: SegmentationModel, path: Path) -> tuple[dict[str, Figure], dict[str, Tensor]]:
     """Of a large image, its middle."""
     image = explain.middle(read_picture(path, model.image_shape[0])).float() / 255
-    presence = presence_of(model, image).cpu()
+    presence = predict_map(model, image).cpu()
     layers = explain.feature_maps(model, image)
     redrawn = explain.redraw(model, image)
-    found = found_in(presence[None])[0]
+    found = to_mask(presence[None])[0]
     figures = {"mask": explain.figure_found(image, found, presence, redrawn, model.class_names)}
     arrays = {"image": image, "presence": presence}
     if redrawn is not None:

@@ -9,7 +9,7 @@ from rich.console import Console
 from torchcaps.bench import routing, run, step
 from torchcaps.bench.plot import figure_scaling
 from torchcaps.bench.timing import by_turns
-from torchcaps.train.machine import machine
+from torchcaps.train.environment import machine
 
 CPU = torch.device("cpu")
 TINY = routing.Workload(B=4, I=9, K=3, J=2, D=4, R=2)

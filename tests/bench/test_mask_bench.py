@@ -36,8 +36,8 @@ def test_tiles_are_compared_with_one_look():
 
 
 def test_a_wrong_answer_by_tiles_shows(monkeypatch):
-    right = masks.presence_of
-    monkeypatch.setattr(masks, "presence_of", lambda *given: right(*given) + 0.25)
+    right = masks.predict_map
+    monkeypatch.setattr(masks, "predict_map", lambda *given: right(*given) + 0.25)
     assert masks.measure_tiles("segcaps", CPU, 24, 16, rounds=1).difference == pytest.approx(0.25, abs=1e-5)
 
 

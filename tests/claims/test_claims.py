@@ -14,8 +14,8 @@ from torchcaps.claims import measure, page, plan, run
 from torchcaps.cli import app
 from torchcaps.data import load_data
 from torchcaps.errors import UserError
-from torchcaps.explain import perturb
 from torchcaps.models import create_model
+from torchcaps.robustness import perturb
 from torchcaps.train.run import start_run
 
 RECIPE = """

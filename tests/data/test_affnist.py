@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from scipy.io import savemat
 from sklearn.datasets import load_digits
 
-from torchcaps.data import Dataset, Splits, affnist, dataset
+from torchcaps.data import Dataset, Splits, dataset
+from torchcaps.data.datasets import affnist
 from torchcaps.errors import UserError
 
 NAMES = tuple("0123456789")

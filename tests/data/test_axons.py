@@ -3,7 +3,8 @@ import hashlib
 import pytest
 import torch
 
-from torchcaps.data import AxonParameters, Crops, axons, draw_axons
+from torchcaps.data import AxonParameters, Crops, draw_axons
+from torchcaps.data.datasets import axons
 from torchcaps.errors import UserError
 
 CHECKSUM = "b7c0620a4ba8a3bcebeecc9234ebdf69"  # of the first images of seed 0

@@ -5,8 +5,9 @@ import tarfile
 import pytest
 import torch
 
-from torchcaps.data import cifar, load_data
-from torchcaps.data.cifar import ARCHIVE, FOLDER, RECORD, TEST_FILES, TRAIN_FILES
+from torchcaps.data import load_data
+from torchcaps.data.datasets import cifar
+from torchcaps.data.datasets.cifar import ARCHIVE, FOLDER, RECORD, TEST_FILES, TRAIN_FILES
 from torchcaps.errors import UserError
 
 
@@ -91,14 +92,14 @@ def test_nothing_of_a_good_archive_is_written_to_disk_either(tmp_path):
 
 
 def test_no_more_of_an_archive_is_unpacked_than_it_can_have(tmp_path, monkeypatch):
-    monkeypatch.setattr(cifar, "MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(cifar, "MAX_BYTES", 1 << 20)
     write_archive(tmp_path / ARCHIVE, {"readme.html": bytes(1 << 21)} | CONTENTS)
     with pytest.raises(UserError, match="damaged archive .more than 1,048,576 bytes"):
         load_data("cifar10", path=tmp_path)
 
 
 def test_a_file_larger_than_any_of_cifar10_is_not_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(cifar, "MOST_RECORDS", 9)
+    monkeypatch.setattr(cifar, "MAX_RECORDS", 9)
     monkeypatch.setattr("pathlib.Path.read_bytes", lambda self: pytest.fail("read"))
     write_folder(tmp_path / "folder")
     write_archive(tmp_path / ARCHIVE)

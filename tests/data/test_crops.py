@@ -7,17 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from torchcaps.data import Crops, Segments, epoch_size, resident, tiles
+from torchcaps.data import Crops, SegmentationDataset, epoch_size, resident, tiles
 from torchcaps.errors import UserError
 
 RNG = np.random.default_rng(0)
 
 
-def several(*sizes, channels=1, classes=2) -> Segments:
+def several(*sizes, channels=1, classes=2) -> SegmentationDataset:
     """Noise of these sizes; a pixel's class is its brightness modulo the number of classes."""
     images = [torch.from_numpy(RNG.integers(0, 256, (channels, *size), dtype=np.uint8)) for size in sizes]
     names = tuple(f"{i:02d}" for i in range(len(sizes)))
-    return Segments(images, [image[0] % classes for image in images], tuple("abcdef"[:classes]), names)
+    return SegmentationDataset(images, [image[0] % classes for image in images], tuple("abcdef"[:classes]), names)
 
 
 def seeded(seed=0) -> torch.Generator:
@@ -57,7 +57,7 @@ def test_a_window_is_a_part_of_its_image_or_ignored(sizes, crop, channels, seed)
 def test_every_place_is_as_likely():
     data = several((6, 9), (4, 4))
     places = torch.arange(54, dtype=torch.uint8).view(1, 6, 9)
-    data = Segments([places, data.images[1]], [places[0] * 0, data.masks[1]], data.class_names, data.names)
+    data = SegmentationDataset([places, data.images[1]], [places[0] * 0, data.masks[1]], data.class_names, data.names)
     images = Crops(data, 4, "cpu").take(torch.zeros(18_000, dtype=torch.long), seeded()).images
     counts = torch.bincount((images[:, 0, 0, 0] * 255).round().long(), minlength=54).view(6, 9)
     assert counts[3:].sum() == counts[:, 6:].sum() == 0
@@ -66,11 +66,11 @@ def test_every_place_is_as_likely():
 
 def test_small_images_go_on_as_in_a_mirror():
     image = torch.tensor([[[1, 2, 3]]], dtype=torch.uint8)
-    data = Segments([image], [torch.ones(1, 3, dtype=torch.uint8)], ("x", "y"), ("a",))
+    data = SegmentationDataset([image], [torch.ones(1, 3, dtype=torch.uint8)], ("x", "y"), ("a",))
     images, masks = Crops(data, 8, "cpu").take(torch.tensor([0]))[:2]
     assert (images[0, 0] * 255).round().int().tolist() == [[3, 2, 1, 2, 3, 2, 1, 2]] * 8
     assert masks[0].tolist() == [[255, 255, 1, 1, 1, 255, 255, 255] if row == 3 else [255] * 8 for row in range(8)]
-    dot = Segments([image[..., :1]], [torch.ones(1, 1, dtype=torch.uint8)], ("x", "y"), ("a",))
+    dot = SegmentationDataset([image[..., :1]], [torch.ones(1, 1, dtype=torch.uint8)], ("x", "y"), ("a",))
     images, masks = Crops(dot, 3, "cpu").take(torch.tensor([0, 0]))[:2]
     assert ((images * 255).round() == 1).all()
     assert (masks == 1).sum((1, 2)).tolist() == [1, 1]
@@ -117,7 +117,7 @@ CHANGES = [
 def test_what_a_warp_brings_in_is_image_and_not_black(changes):
     stripes = torch.full((1, 40, 40), 200, dtype=torch.uint8)
     stripes[:, :, ::8] = 90
-    data = Segments([stripes], [(stripes[0] < 100).byte()], ("a", "b"), ("x",))
+    data = SegmentationDataset([stripes], [(stripes[0] < 100).byte()], ("a", "b"), ("x",))
     images, masks = resident(data, "cpu", crop=16, **changes).take(torch.zeros(40, dtype=torch.long), seeded())[:2]
     assert (images.shape, masks.shape) == ((40, 1, 16, 16), (40, 16, 16))
     assert images.min() > 60 / 255
@@ -127,7 +127,7 @@ def test_what_a_warp_brings_in_is_image_and_not_black(changes):
 
 
 def test_without_changes_every_pixel_is_as_likely_at_the_edge_as_inside():
-    data = Segments([torch.zeros(1, 12, 12).byte()], [torch.ones(12, 12).byte()], ("a", "b"), ("x",))
+    data = SegmentationDataset([torch.zeros(1, 12, 12).byte()], [torch.ones(12, 12).byte()], ("a", "b"), ("x",))
     masks = resident(data, "cpu", crop=12, rotate=20.0).take(torch.zeros(8, dtype=torch.long), seeded()).targets
     assert (masks[:, 4:8, 4:8] == 1).all()
     assert (masks == 255).any()

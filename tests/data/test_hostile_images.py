@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from torchcaps.data import load_data, load_image, read_pairs
+from torchcaps.data import load_data, load_image, read_mask_folder
 from torchcaps.data.images import FORMATS
-from torchcaps.data.npy import read_npy
 from torchcaps.errors import UserError
+from torchcaps.io.npy import read_npy
 
 
 def chunk(kind: bytes, data: bytes) -> bytes:
@@ -96,7 +96,7 @@ def test_a_mask_of_numbers_that_are_no_class_is_refused(tmp_path, value):
         (tmp_path / kind).mkdir()
         np.save(tmp_path / kind / "a.npy", array)
     with pytest.raises(UserError, match="a.npy: a mask has a whole number for each pixel"):
-        read_pairs(tmp_path)
+        read_mask_folder(tmp_path)
 
 
 @pytest.fixture
@@ -132,7 +132,7 @@ def test_a_hostile_table_is_one_line_that_names_it(table, content, message):
 
 
 def test_labels_that_would_fill_the_memory_are_refused(table, monkeypatch):
-    monkeypatch.setattr("torchcaps.data.listing.MOST_TARGETS", 7)
+    monkeypatch.setattr("torchcaps.data.listing.MAX_TARGETS", 7)
     assert table(b"file,label\npics/000.png,a;b\npics/001.png,c").train.targets.tolist() == [[1, 1, 0], [0, 0, 1]]
     with pytest.raises(UserError, match=r"labels.csv has 4 different labels for 2 files: are they classes"):
         table(b"file,label\npics/000.png,a;b\npics/001.png,c;d")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from torchcaps.data import read_idx
-from torchcaps.data.idx import read_idx_pair
+from torchcaps.data.formats.idx import read_idx_pair
 from torchcaps.errors import UserError
 
 

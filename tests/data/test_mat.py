@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy.io import loadmat, savemat
 
-from torchcaps.data.affnist import read_affnist
-from torchcaps.data.mat import DamagedMat, NotLevel5, read_struct
+from torchcaps.data.datasets.affnist import read_affnist
+from torchcaps.data.formats.mat import DamagedMat, NotLevel5, read_struct
 from torchcaps.errors import UserError
 
 HEADER = b"MATLAB 5.0 MAT-file".ljust(124) + b"\x00\x01IM"

@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from torchcaps.data import Dataset, Splits, dataset, load_data, multimnist, resident
+from torchcaps.data import Dataset, Splits, dataset, load_data, resident
+from torchcaps.data.datasets import multimnist
 from torchcaps.errors import UserError
 
 

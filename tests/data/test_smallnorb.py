@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from torchcaps.data import smallnorb
-from torchcaps.data.smallnorb import FILES, is_familiar, read_matrix, read_smallnorb, shrink, smallnorb_splits
+from torchcaps.data.datasets import smallnorb
+from torchcaps.data.datasets.smallnorb import FILES, is_familiar, read_matrix, read_smallnorb, shrink, smallnorb_splits
 from torchcaps.errors import UserError
 
 BYTES, INTEGERS = 0x1E3D4C55, 0x1E3D4C54

@@ -3,8 +3,9 @@ import struct
 import pytest
 import torch
 
-from torchcaps.data import download, unfamiliar
-from torchcaps.data.unfamiliar import LETTERS, LOOK_ALIKES, UNFAMILIAR, fashion_mnist, ink_height, letters
+from torchcaps.data import download
+from torchcaps.data.datasets import unfamiliar
+from torchcaps.data.datasets.unfamiliar import LETTERS, LOOK_ALIKES, UNFAMILIAR, fashion_mnist, ink_height, letters
 from torchcaps.errors import UserError
 
 SIZES = [(1, 28, 28), (3, 16, 20), (2, 40, 40), (1, 8, 8)]

@@ -15,7 +15,7 @@ from torchcaps.exchange.check import compare
 from torchcaps.exchange.onnx_file import runner, write_onnx
 from torchcaps.exchange.program import answers_of
 from torchcaps.layers import ConvCaps2d, DeconvCaps2d
-from torchcaps.models import EMCapsNet, Output, PixelModel, SynthesisModel, create_model, shipped_models
+from torchcaps.models import EMCapsNet, Output, SegmentationModel, SynthesisModel, create_model, shipped_models
 from torchcaps.models.capsule_u import CapsuleU
 from torchcaps.models.synthesis import noise_of
 
@@ -47,7 +47,7 @@ def test_small_models_of_every_kind(name, tmp_path):
     assert agreement.examples == (12 if "capsnet" in kind else 14)
 
 
-class TwoLayers(PixelModel):
+class TwoLayers(SegmentationModel):
     """Local routing to half the size and back: what SegCaps has twelve layers of, which take a minute to trace."""
 
     multiple = 2
@@ -87,7 +87,7 @@ def digits(shape, count=200):
 
 
 def inputs_of(model, count=200):
-    if isinstance(model, SynthesisModel | PixelModel):
+    if isinstance(model, SynthesisModel | SegmentationModel):
         axons = draw_axons(count, model.image_shape[1])
         if isinstance(model, SynthesisModel):
             return torch.stack(axons.masks).long(), noise_of(0, range(count), model.z)
@@ -107,7 +107,7 @@ def test_shipped_models_answer_alike_for_200_inputs(name, tmp_path):
     parts = list(zip(*(each.split(20) for each in inputs)))
     worst = max(compare(answers, run, part) for part in parts)  # more than 1e-4 is an error
     print(f"{name}: largest difference {worst:.1e}")
-    if not isinstance(model, SynthesisModel | PixelModel):
+    if not isinstance(model, SynthesisModel | SegmentationModel):
         with torch.no_grad():
             expected = torch.cat([answers(*part)[0] for part in parts]).argmax(1)
         found = torch.cat([run(part)[0] for part in parts]).argmax(1)

@@ -62,7 +62,7 @@ def test_onnx_says_what_it_needs(exported):
 
 
 def test_another_opset_and_weights_too_large_for_one_file(small, tmp_path, monkeypatch):
-    monkeypatch.setattr(onnx_file, "LARGEST", 1000)
+    monkeypatch.setattr(onnx_file, "MAX_PROTOBUF_BYTES", 1000)
     path, agreement = export(str(small), "onnx", tmp_path / "deep" / "small.onnx", opset=21)
     assert onnx.load(path).opset_import[0].version == 21
     assert agreement.difference < 1e-5

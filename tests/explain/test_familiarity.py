@@ -3,7 +3,6 @@ import torch
 from torch import nn
 
 from torchcaps.errors import UserError
-from torchcaps.explain import robustness
 from torchcaps.explain.familiarity import (
     accuracy_at_kept,
     count_rejected,
@@ -16,6 +15,7 @@ from torchcaps.explain.familiarity import (
 )
 from torchcaps.explain.familiarity_charts import figure_familiarity, figure_rejected
 from torchcaps.models import ImageModel, Output
+from torchcaps.robustness import suites
 
 
 class Bright(ImageModel):
@@ -136,9 +136,9 @@ def test_the_suite_tells_what_a_model_can_tell():
     images[20:] += 0.98
     targets = torch.tensor([0] * 20 + [1] * 19 + [0])
     models = {"plain": Bright(), "own": Own(), "logits": Bright(logits=True)}
-    result = robustness.unfamiliar(models, images, targets)
+    result = suites.unfamiliar(models, images, targets)
     kinds, areas = curve(result, "AUROC by max length")
-    assert kinds == [*robustness.UNFAMILIAR]
+    assert kinds == [*suites.UNFAMILIAR]
     assert set(areas) == set(models)
     for kind, auroc, accepted in zip(kinds, areas["plain"], curve(result, "FPR95 by max length")[1]["plain"]):
         if kind in ("uniform noise", "Gaussian noise", "gradients"):
@@ -152,32 +152,32 @@ def test_the_suite_tells_what_a_model_can_tell():
     shares, right = curve(result, "accuracy by max length")
     assert shares == [1.0, 0.95]
     assert right["plain"][0] == 0.975
-    assert result["look_alikes"] == robustness.LOOK_ALIKES
+    assert result["look_alikes"] == suites.LOOK_ALIKES
 
 
 def test_what_a_model_was_taught_is_not_unfamiliar(monkeypatch):
     images, targets = torch.rand(4, 1, 12, 12), torch.tensor([0, 1, 0, 1])
-    monkeypatch.setattr(robustness, "fashion_mnist", lambda n, size, seed: torch.zeros(n, *size))
+    monkeypatch.setattr(suites, "fashion_mnist", lambda n, size, seed: torch.zeros(n, *size))
 
     def kinds(*class_names):
-        result = robustness.unfamiliar({"model": Bright(class_names=class_names)}, images, targets)
+        result = suites.unfamiliar({"model": Bright(class_names=class_names)}, images, targets)
         return curve(result, "AUROC by max length")[0]
 
-    assert kinds("0", "1") == [*robustness.UNFAMILIAR, "Fashion-MNIST"]
+    assert kinds("0", "1") == [*suites.UNFAMILIAR, "Fashion-MNIST"]
     assert "Fashion-MNIST" not in kinds("Bag", "1")
     assert not {"letters", "look-alikes"} & set(kinds("a", "b"))
 
 
 def test_letters_are_as_large_as_what_the_test_images_show(monkeypatch):
     heights = []
-    draw = robustness.UNFAMILIAR["letters"]
+    draw = suites.UNFAMILIAR["letters"]
     monkeypatch.setitem(
-        robustness.UNFAMILIAR, "letters", lambda *of, height: heights.append(height) or draw(*of, height=height)
+        suites.UNFAMILIAR, "letters", lambda *of, height: heights.append(height) or draw(*of, height=height)
     )
     images = torch.zeros(5, 1, 12, 12)
     images[:, :, 2:9, 5] = 1
     for shown in (images, torch.zeros_like(images)):
-        robustness.unfamiliar({"model": Bright()}, shown, torch.zeros(5, dtype=torch.long))
+        suites.unfamiliar({"model": Bright()}, shown, torch.zeros(5, dtype=torch.long))
     assert heights == [7, None]
 
 

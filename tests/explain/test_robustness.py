@@ -6,12 +6,12 @@ import torch
 from torch import nn
 
 from torchcaps.errors import UserError
-from torchcaps.explain import robustness
-from torchcaps.explain.measure import angles, ask, detection, linearity
-from torchcaps.explain.robustness import SUITES
-from torchcaps.explain.robustness_charts import FIGURES
 from torchcaps.explain.style import png_bytes
+from torchcaps.metrics.measure import angles, ask, detection, linearity
 from torchcaps.models import ImageModel, Output, create_model
+from torchcaps.robustness import suites
+from torchcaps.robustness.charts import FIGURES
+from torchcaps.robustness.suites import SUITES
 
 SIDE = 16
 
@@ -101,7 +101,7 @@ def only(name, result):
 
 def test_accuracy_falls_where_the_model_must_err():
     images, targets = points([2, 3, 12, 13]), torch.tensor([0, 0, 1, 1])
-    result = robustness.affine({"finder": Finder()}, images, targets)
+    result = suites.affine({"finder": Finder()}, images, targets)
     moved = along(result, "translation")
     assert moved[0] == (1.0,)
     assert moved[8] == (0.5,)  # 2 → 10 by a move to the right errs; 13 → 5 by one to the left; two go up and down
@@ -113,12 +113,12 @@ def test_accuracy_falls_where_the_model_must_err():
 
 def test_all_models_see_the_same_changed_images_and_none_trains():
     first, second = Finder().train(), Finder()
-    robustness.corruption({"a": first, "b": second}, torch.rand(5, 1, SIDE, SIDE), torch.zeros(5, dtype=torch.long))
+    suites.corruption({"a": first, "b": second}, torch.rand(5, 1, SIDE, SIDE), torch.zeros(5, dtype=torch.long))
     assert len(first.seen) == 21
     assert all(torch.equal(mine, other) for mine, other in zip(first.seen, second.seen))
     assert first.training
     again = Finder()
-    robustness.corruption({"a": again}, torch.ones(5, 1, SIDE, SIDE), torch.zeros(5, dtype=torch.long), seed=1)
+    suites.corruption({"a": again}, torch.ones(5, 1, SIDE, SIDE), torch.zeros(5, dtype=torch.long), seed=1)
     assert len({image.sum().item() for image in again.seen[1]}) == 5  # every image has noise of its own
 
 
@@ -133,7 +133,7 @@ def test_batches_make_one_answer():
 def test_a_pose_that_follows_in_a_line_has_r_squared_1():
     models = {"straight": Finder(), "bent": Finder(bent=True), "none": Finder(poses=False)}
     images = points([7, 8])
-    result = robustness.equivariance(models, images, torch.tensor([0, 1]))
+    result = suites.equivariance(models, images, torch.tensor([0, 1]))
     (found,) = (each for each in result["linearity"] if each["change"] == "shift")
     assert found["values"]["straight"] == pytest.approx(1, abs=1e-6)
     assert found["values"]["bent"] == pytest.approx(60 / 368, abs=1e-5)  # of (s ± ½)², the line's share over −4 … 4
@@ -175,14 +175,14 @@ def test_detection_of_separable_and_of_indistinguishable_errors():
 def test_attacks_are_detected_only_with_a_decoder(everything):
     result = everything[0]["adversarial"]
     assert {each["model"] for each in result["detection"]} == {"capsules"}
-    assert len(result["detection"]) == len(robustness.ATTACKS) * (len(robustness.EPS) - 1)
-    unharmed = [along(result, method)[0.0] for method in robustness.ATTACKS]
+    assert len(result["detection"]) == len(suites.ATTACKS) * (len(suites.EPS) - 1)
+    unharmed = [along(result, method)[0.0] for method in suites.ATTACKS]
     assert len(set(unharmed)) == 1
 
 
 def test_shuffled_parts_change_the_answer_of_a_model_that_looks_where_they_are():
     images, targets = points([0, 15] * 40), torch.tensor([0, 1] * 40)
-    result = robustness.scrambled({"finder": Finder()}, images, targets)
+    result = suites.scrambled({"finder": Finder()}, images, targets)
     right = along(result, "quadrants")
     assert right["intact"] == right["mirrored"] == (1.0,)  # mirrored within its quadrant, a point keeps its side
     assert 0.2 < right["shuffled"][0] < 0.8
@@ -194,7 +194,7 @@ def test_crowds_are_pairs_of_one_class_and_of_two():
     columns = [2, 3, 4, 11, 12, 13]
     images, targets = torch.zeros(6, 1, SIDE, SIDE), torch.tensor([0, 0, 0, 1, 1, 1])
     images[torch.arange(6), 0, torch.arange(6), columns] = 1  # the row tells which image it was
-    result = robustness.crowding({"finder": model}, images, targets)
+    result = suites.crowding({"finder": model}, images, targets)
     alone, same, different = model.seen
     assert torch.equal(alone, images)
     for seen, one_class in ((same, True), (different, False)):
@@ -216,6 +216,6 @@ def test_crowds_are_pairs_of_one_class_and_of_two():
 
 def test_crowds_need_company():
     with pytest.raises(UserError, match="of one class"):
-        robustness.crowding({"finder": Finder()}, points([2, 3]), torch.tensor([0, 0]))
+        suites.crowding({"finder": Finder()}, points([2, 3]), torch.tensor([0, 0]))
     with pytest.raises(UserError, match="two images"):
-        robustness.crowding({"finder": Finder()}, points([2, 13]), torch.tensor([0, 1]))
+        suites.crowding({"finder": Finder()}, points([2, 13]), torch.tensor([0, 1]))

@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from torchcaps.explain.perturb import thicken
 from torchcaps.explain.strokes import euler_number, stroke_width
+from torchcaps.robustness.perturb import thicken
 
 FINE = 8  # places in a pixel, along each side
 

@@ -1,4 +1,4 @@
-"""Who is heard in the debate of the parts, on votes that can be followed by hand. Its agreement with the reference of
+"""Routing traced iteration by iteration, on votes that can be followed by hand. Its agreement with the reference of
 routing, iteration by iteration, is tested where it is served."""
 
 import math
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from torchcaps.errors import UserError
-from torchcaps.explain.votes import Debate, debate, view
+from torchcaps.explain.votes import RoutingTrace, routing_trace, view
 from torchcaps.models import create_model
 
 
@@ -15,7 +15,7 @@ def two_parts(couplings):
     """Part 0 votes (1, 0) for class 0 and (0, 2) for class 1; part 1, three times as long, (0, 1) and (0, −2)."""
     votes = torch.tensor([[[1.0, 0.0], [0.0, 2.0]], [[0.0, 1.0], [0.0, -2.0]]])
     poses = torch.tensor([[[0.5, 0.0], [0.0, 0.25]]])
-    return Debate(torch.tensor([0.2, 0.6]), votes, torch.tensor([couplings]), poses, torch.tensor([[0.5, 0.25]]))
+    return RoutingTrace(torch.tensor([0.2, 0.6]), votes, torch.tensor([couplings]), poses, torch.tensor([[0.5, 0.25]]))
 
 
 def test_support_is_coupling_times_what_goes_the_classs_way():
@@ -47,11 +47,11 @@ def test_the_last_step_is_what_the_model_answers():
     torch.manual_seed(0)
     model = create_model("capsnet_small", image_shape=(1, 20, 20), channels=4, types=2, variant="authors")
     image = torch.rand(1, 20, 20)
-    said, output = debate(model, image), model.eval()(image[None])
+    said, output = routing_trace(model, image), model.eval()(image[None])
     torch.testing.assert_close(said.poses[-1], output.poses[0])
     torch.testing.assert_close(said.lengths[-1], output.lengths[0])
     assert len(said.couplings) == 3
-    assert len(debate(model, image, 5).couplings) == 5
+    assert len(routing_trace(model, image, 5).couplings) == 5
 
 
 def test_views_of_strides_and_padding():
@@ -66,4 +66,4 @@ def test_views_of_strides_and_padding():
 def test_matrices_cannot_be_shown():
     model = create_model("capsnet_small", image_shape=(1, 20, 20), routing="em", dim=16)
     with pytest.raises(UserError, match="routing=dynamic"):
-        debate(model, torch.rand(1, 20, 20))
+        routing_trace(model, torch.rand(1, 20, 20))

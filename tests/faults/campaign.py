@@ -31,9 +31,9 @@ from torch.utils import tensorboard  # noqa: F401
 
 from torchcaps.errors import UserError
 from torchcaps.train.checkpoint import LAST, has_checkpoint, saved_step
-from torchcaps.train.engine import Interrupted
+from torchcaps.train.experiments.rerun import compare_runs
+from torchcaps.train.loop import Interrupted
 from torchcaps.train.recipe import load_recipe
-from torchcaps.train.rerun import compare_runs
 from torchcaps.train.run import resume_run, start_run
 
 SETTINGS = [

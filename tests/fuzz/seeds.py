@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save
 
-from torchcaps.data.cifar import FOLDER, RECORD, TEST_FILES, TRAIN_FILES
+from torchcaps.data.datasets.cifar import FOLDER, RECORD, TEST_FILES, TRAIN_FILES
 from torchcaps.models import create_model
 from torchcaps.models.files import describe
 from torchcaps.train.recipe import load_recipe

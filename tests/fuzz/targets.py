@@ -17,15 +17,15 @@ from safetensors.torch import save
 from torch import Tensor
 
 from torchcaps.data import read_idx, read_label
-from torchcaps.data.affnist import read_affnist
-from torchcaps.data.cifar import RECORD, TEST_FILES, TRAIN_FILES, read_cifar10
+from torchcaps.data.datasets.affnist import read_affnist
+from torchcaps.data.datasets.cifar import RECORD, TEST_FILES, TRAIN_FILES, read_cifar10
+from torchcaps.data.datasets.smallnorb import read_matrix
 from torchcaps.data.images import load_image
 from torchcaps.data.listing import list_folder
-from torchcaps.data.npy import read_npy
-from torchcaps.data.pairs import read_picture
-from torchcaps.data.smallnorb import read_matrix
+from torchcaps.data.mask_folder import read_picture
 from torchcaps.errors import UserError
 from torchcaps.exchange.convert import convert
+from torchcaps.io.npy import read_npy
 from torchcaps.models import load
 from torchcaps.train.checkpoint import LAST, State, load_checkpoint, save_checkpoint
 from torchcaps.train.recipe import load_recipe

@@ -15,7 +15,7 @@ from torchcaps.losses import (
     spread_loss,
 )
 from torchcaps.models import create_model, list_models
-from torchcaps.models.pixels import PixelModel
+from torchcaps.models.segmentation import SegmentationModel
 from torchcaps.models.synthesis import SynthesisModel
 
 SMALLEST = {  # a model that is not named here is tried at its default size
@@ -64,7 +64,7 @@ def loss_of():
         out = model(images, targets)
         if isinstance(model, SynthesisModel):  # whatever is there is bright
             return (out[:, 0] - 0.9 * (images > 0)).square().mean()
-        if isinstance(model, PixelModel):
+        if isinstance(model, SegmentationModel):
             loss = mask_cross_entropy(out.lengths, targets)
             if out.reconstruction is not None:
                 loss = loss + masked_reconstruction_loss(out.reconstruction, images, targets)
@@ -91,7 +91,7 @@ def batch():
         if isinstance(model, SynthesisModel):
             masks = torch.rand(B, *model.image_shape[1:]) * model.num_classes
             return masks.long(), torch.randn(B, model.z)
-        if isinstance(model, PixelModel):
+        if isinstance(model, SegmentationModel):
             images = torch.rand(B, *model.image_shape)
             return images, (images[:, 0] * model.num_classes).long()
         targets = torch.arange(B) % model.num_classes

@@ -8,7 +8,7 @@ from torchcaps.errors import UserError
 from torchcaps.losses import spread_loss
 from torchcaps.models import create_model, load, save
 from torchcaps.train.recipe import LossSection
-from torchcaps.train.tasks import Classify
+from torchcaps.train.tasks.classification import ClassificationTask
 
 SMALL = {"channels": 8, "primary": 2, "first": 3, "second": 4, "size": 2}
 
@@ -46,7 +46,7 @@ def test_saved_with_the_temperature_it_was_trained_to(tmp_path):
 
 def test_temperature_and_margin_go_from_start_to_end():
     model = create_model("em_capsnet", inverse_temperature=(0.1, 0.5), **SMALL)
-    task = Classify.for_model(model, load_data("digits", image_size=28).train, LossSection())
+    task = ClassificationTask.for_model(model, load_data("digits", image_size=28).train, LossSection())
     assert set(task.weights) == {"spread"}
     seen = []
     for progress in (0.0, 0.5, 1.0):

@@ -7,7 +7,7 @@ import copy
 import torch
 
 from torchcaps.models import CapsuleModel, ImageModel, load, save
-from torchcaps.models.pixels import PixelModel
+from torchcaps.models.segmentation import SegmentationModel
 from torchcaps.models.synthesis import SynthesisModel
 
 
@@ -29,7 +29,7 @@ def assert_same_answers(a: ImageModel, b: ImageModel, images: torch.Tensor, targ
 def answer_shape(model: ImageModel, B: int) -> tuple[int, ...]:
     if isinstance(model, SynthesisModel):
         return (B, *model.image_shape)
-    return (B, 3, *model.image_shape[1:]) if isinstance(model, PixelModel) else (B, 3)
+    return (B, 3, *model.image_shape[1:]) if isinstance(model, SegmentationModel) else (B, 3)
 
 
 def settle(model: ImageModel, images: torch.Tensor, targets: torch.Tensor) -> None:

@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import save, save_file
 
 from torchcaps.errors import UserError
+from torchcaps.io.tensors import MAX_CHARACTERS, MAX_DEPTH, Unreadable, read_json
 from torchcaps.models import create_model, files, load, shipped_models
 from torchcaps.models.files import describe, write_model
-from torchcaps.models.tensors import DEEPEST, MOST_CHARACTERS, Unreadable, read_json
 
 
 @pytest.fixture
@@ -39,10 +39,10 @@ def refused(path, message):
     ("text", "message"),
     [
         ("[" * 100_000, "not JSON"),
-        ("[" * (DEEPEST + 1) + "]" * (DEEPEST + 1), f"nested more than {DEEPEST} deep"),
+        ("[" * (MAX_DEPTH + 1) + "]" * (MAX_DEPTH + 1), f"nested more than {MAX_DEPTH} deep"),
         ("9" * 5000, "not JSON"),
         ('{"architecture": NaN}', "NaN is not a number"),
-        (" " * (MOST_CHARACTERS + 1), "characters of JSON"),
+        (" " * (MAX_CHARACTERS + 1), "characters of JSON"),
         ("{", "not JSON"),
     ],
 )
@@ -51,7 +51,7 @@ def test_text_that_is_not_a_description_is_refused(write, text, message):
 
 
 def test_what_is_nested_as_deep_as_allowed_is_read():
-    text = "[" * (DEEPEST - 1) + "1" + "]" * (DEEPEST - 1)
+    text = "[" * (MAX_DEPTH - 1) + "1" + "]" * (MAX_DEPTH - 1)
     assert json.dumps(read_json(text)) == text
     with pytest.raises(Unreadable):
         read_json(f"[[{text}]]")

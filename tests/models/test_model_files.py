@@ -76,7 +76,7 @@ def test_the_class_asked_for_is_the_class_given(small, tmp_path):
 
 
 def test_shipped_models_by_name(small, tmp_path, monkeypatch):
-    monkeypatch.setattr(model_files, "_shelf", lambda: tmp_path)
+    monkeypatch.setattr(model_files, "WEIGHTS_DIR", tmp_path)
     (tmp_path / "not-a-model").mkdir()
     save(small, tmp_path / "capsnet-mnist")
     assert shipped_models() == ["capsnet-mnist"]
@@ -88,7 +88,7 @@ def test_shipped_models_by_name(small, tmp_path, monkeypatch):
 
 
 def test_missing_names_and_empty_folders_are_told(tmp_path, monkeypatch):
-    monkeypatch.setattr(model_files, "_shelf", lambda: tmp_path)
+    monkeypatch.setattr(model_files, "WEIGHTS_DIR", tmp_path)
     with pytest.raises(UserError, match=r"no model 'capsnet': .*give a run folder or a .safetensors file"):
         load("capsnet")
     with pytest.raises(UserError, match=r"is not a saved model: it holds no model.safetensors"):

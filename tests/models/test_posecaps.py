@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from torchcaps.errors import UserError
-from torchcaps.explain import perturb
 from torchcaps.geometry import pixel_places
 from torchcaps.losses import margin_loss, reconstruction_loss
 from torchcaps.models import Output, Placement, PoseCaps, create_model, load, save
 from torchcaps.models.posecaps import GAUGE, NEAR, TINY, UNITS
+from torchcaps.robustness import perturb
 
 SMALL = {"width": 2, "types": 2, "dim": 3, "class_dim": 4, "padding": 2, "hidden": 5}
 SMALL |= {"turn": 15, "scales": (0.8, 1.0), "search": "plane"}

@@ -6,8 +6,8 @@ import torch
 from torchcaps.errors import UserError
 from torchcaps.losses import IGNORED, mask_cross_entropy
 from torchcaps.models import create_model, load, save
-from torchcaps.models.pixels import found_in
 from torchcaps.models.segcaps import SegCaps
+from torchcaps.models.segmentation import to_mask
 
 SMALL = {"channels": 4, "width": 0.5}
 
@@ -37,7 +37,7 @@ def test_any_size_any_number_of_classes(size, colours, classes, maps):
     assert output.poses.shape == (2, maps, 4, *size)
     assert output.reconstruction.shape == (2, colours, *size)
     assert ((output.lengths >= 0) & (output.lengths < 1)).all()
-    found = found_in(output.lengths)
+    found = to_mask(output.lengths)
     assert found.shape == (2, *size)
     assert set(found.unique().tolist()) <= set(range(classes))
 

@@ -6,12 +6,12 @@ from fastapi.testclient import TestClient
 
 from torchcaps.models import create_model
 from torchcaps.serve.app import create_app
-from torchcaps.serve.exhibits import Exhibit
 from torchcaps.serve.explorer import Explorer
+from torchcaps.serve.served_models import ServedModel
 
 
 @pytest.fixture(scope="session")
-def exhibits():
+def served_models():
     torch.manual_seed(0)
     small = {"channels": 8, "types": 4, "hidden": (16, 32)}
     main, pairs = (
@@ -24,16 +24,18 @@ def exhibits():
     poses = create_model("posecaps_small", width=4, types=4, hidden=16, shears=(-0.2, 0.0, 0.2)).eval()
     poses.offset.weight.data.normal_(0, 3)  # so that views differ in the pose that they read
     return [
-        Exhibit("capsules", main),
-        Exhibit("pairs", pairs, "overlap"),
-        Exhibit("cnn", create_model("matched_cnn", image_shape=(1, 28, 28), parameters=20_000).eval(), "comparison"),
-        Exhibit("poses", poses),
+        ServedModel("capsules", main),
+        ServedModel("pairs", pairs, "overlap"),
+        ServedModel(
+            "cnn", create_model("matched_cnn", image_shape=(1, 28, 28), parameters=20_000).eval(), "comparison"
+        ),
+        ServedModel("poses", poses),
     ]
 
 
 @pytest.fixture(scope="session")
-def explorer(exhibits):
-    return Explorer(exhibits)
+def explorer(served_models):
+    return Explorer(served_models)
 
 
 @pytest.fixture(scope="session")

@@ -36,8 +36,8 @@ def difference(drawn, redrawn):
 
 
 @pytest.mark.parametrize(("name", "side", "index"), [("capsules", 28, 0), ("pairs", 36, 1)])
-def test_predict_is_the_models_own_forward(explorer, exhibits, name, side, index):
-    image, model = random_pixels(side=side), exhibits[index].model
+def test_predict_is_the_models_own_forward(explorer, served_models, name, side, index):
+    image, model = random_pixels(side=side), served_models[index].model
     answer = explorer.predict(PredictRequest(image=image, model=name, top=2))
     output = model(tensor(image))
     order = output.lengths[0].argsort(descending=True)[:2]
@@ -67,8 +67,8 @@ def test_colours_add_up_and_show_what_is_missing(explorer):
     assert (redrawn > drawn + 10).any()
 
 
-def test_predict_with_other_classes_and_iterations(explorer, exhibits):
-    image, model = random_pixels(), exhibits[0].model
+def test_predict_with_other_classes_and_iterations(explorer, served_models):
+    image, model = random_pixels(), served_models[0].model
     answer = explorer.predict(PredictRequest(image=image, decode=[9, 0], iterations=1))
     parents, _ = model.classes.route(model.children_of(tensor(image)), 1)
     assert [each.class_ for each in answer.decoded] == [9, 0]
@@ -76,28 +76,28 @@ def test_predict_with_other_classes_and_iterations(explorer, exhibits):
     assert answer.lengths != explorer.predict(PredictRequest(image=image)).lengths
 
 
-def test_a_network_without_capsules_has_probabilities(explorer, exhibits):
+def test_a_network_without_capsules_has_probabilities(explorer, served_models):
     image = random_pixels()
     answer = explorer.predict(PredictRequest(image=image, model="cnn", top=3))
-    close(answer.lengths, exhibits[2].model(tensor(image)).logits[0].softmax(0))
+    close(answer.lengths, served_models[2].model(tensor(image)).logits[0].softmax(0))
     assert len(answer.winners) == 3
     assert (answer.decoded, answer.together, answer.missing, answer.error) == ([], None, None, None)
 
 
-def test_reconstruct_is_the_decoder(explorer, exhibits):
+def test_reconstruct_is_the_decoder(explorer, served_models):
     pose = torch.linspace(-1, 1, 16)
     answer = explorer.reconstruct(
         ReconstructRequest(**{"class": 4, "pose": pose.tolist(), "sweep": True, "compare": random_pixels()})
     )
     masked = torch.zeros(1, 10, 16)
     masked[0, 4] = pose
-    same_picture(answer.reconstruction, exhibits[0].model.decoder(masked)[0])
+    same_picture(answer.reconstruction, served_models[0].model.decoder(masked)[0])
     assert answer.sweep.values == list(SWEEP)
     strip = pixels_of(answer.sweep.picture).reshape(16, 28, 11, 28)
     for dimension, step in ((0, 0), (3, 10), (15, 7)):
         moved = masked.clone()
         moved[0, 4, dimension] += SWEEP[step]
-        expected = exhibits[0].model.decoder(moved)[0, 0] * 255
+        expected = served_models[0].model.decoder(moved)[0, 0] * 255
         assert np.abs(strip[dimension, :, step] - expected.detach().numpy()).max() <= 0.501
     assert (strip[:, :, 5] == pixels_of(answer.reconstruction)).all()
     drawn = np.array(random_pixels()["pixels"]) * 255
@@ -106,8 +106,8 @@ def test_reconstruct_is_the_decoder(explorer, exhibits):
 
 @pytest.mark.parametrize(("name", "side", "index"), [("capsules", 28, 0), ("pairs", 36, 1)])
 @torch.no_grad()
-def test_routing_is_the_references_at_each_iteration(explorer, exhibits, name, side, index):
-    image, model = random_pixels(side=side), exhibits[index].model
+def test_routing_is_the_references_at_each_iteration(explorer, served_models, name, side, index):
+    image, model = random_pixels(side=side), served_models[index].model
     part = {"type": 2, "row": 1, "column": 3}
     answer = explorer.routing(RoutingRequest(image=image, model=name, iterations=4, part=part))
     children = model.children_of(tensor(image))

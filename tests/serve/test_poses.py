@@ -12,10 +12,10 @@ from torchcaps.errors import UserError
 from torchcaps.explain.placement import POSE_SWEEP, lattice_lengths, sweep_pose
 from torchcaps.models import Placement, create_model, load
 from torchcaps.predict import predict_file
-from torchcaps.serve.exhibits import Exhibit, check_explorable, open_exhibits
 from torchcaps.serve.explorer import Explorer
 from torchcaps.serve.poses import placements_of
 from torchcaps.serve.requests import LatticeRequest, PredictRequest, ReconstructRequest, TransformRequest
+from torchcaps.serve.served_models import ServedModel, check_explorable, open_models
 
 
 def close(answered, expected, atol=2e-6):
@@ -25,8 +25,8 @@ def close(answered, expected, atol=2e-6):
 @pytest.fixture(scope="module")
 def digits():
     """The shipped model, and an explorer of it."""
-    exhibits = open_exhibits("posecaps-digits")
-    return exhibits[0].model, Explorer(exhibits)
+    served_models = open_models("posecaps-digits")
+    return served_models[0].model, Explorer(served_models)
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +38,8 @@ def asked(model_name="poses", seed=0, **options):
     return PredictRequest(image=random_pixels(seed), model=model_name, **options)
 
 
-def test_predict_is_the_models_own_forward(explorer, exhibits):
-    model, question = exhibits[3].model, asked(top=2)
+def test_predict_is_the_models_own_forward(explorer, served_models):
+    model, question = served_models[3].model, asked(top=2)
     answer = explorer.predict(question)
     image = torch.tensor(question.image.pixels)[None, None]
     output = model(image)
@@ -82,8 +82,8 @@ def test_none_of_these_is_answered_where_predict_answers_it(digits, test_digits,
 
 
 @pytest.mark.parametrize("name", ["capsules", "poses", "cnn"])
-def test_reject_takes_the_place_of_the_models_threshold(explorer, exhibits, name):
-    model = next(each.model for each in exhibits if each.name == name)
+def test_reject_takes_the_place_of_the_models_threshold(explorer, served_models, name):
+    model = next(each.model for each in served_models if each.name == name)
     longest = max(explorer.predict(asked(name)).lengths)
     low, high = (explorer.predict(asked(name, reject=longest + step)) for step in (-1e-4, 1e-4))
     assert low.classes == low.winners
@@ -93,17 +93,17 @@ def test_reject_takes_the_place_of_the_models_threshold(explorer, exhibits, name
     assert model.none_below is None
 
 
-def test_an_own_threshold_is_the_default_and_reject_overrules_it(explorer, exhibits, monkeypatch):
-    monkeypatch.setattr(exhibits[3].model, "none_below", 100.0)
+def test_an_own_threshold_is_the_default_and_reject_overrules_it(explorer, served_models, monkeypatch):
+    monkeypatch.setattr(served_models[3].model, "none_below", 100.0)
     answer = explorer.predict(asked())
     assert (answer.classes, len(answer.winners)) == ([], 1)
     assert answer.familiarity < 100
     assert explorer.predict(asked(reject=0.0)).classes == answer.winners
 
 
-def test_a_placement_turns_and_moves_the_drawing(explorer, exhibits):
+def test_a_placement_turns_and_moves_the_drawing(explorer, served_models):
     """Ten degrees more of the angle are ten degrees more of the drawing, about its own centre."""
-    model, pose = exhibits[3].model, torch.linspace(-0.5, 0.5, 16)
+    model, pose = served_models[3].model, torch.linspace(-0.5, 0.5, 16)
     drawn = {}
     for name, placement in (
         ("middle", None),
@@ -123,8 +123,8 @@ def test_a_placement_turns_and_moves_the_drawing(explorer, exhibits):
     assert np.abs(drawn["all"] - expected.detach().numpy()).max() <= 0.51
 
 
-def test_the_sweep_of_a_placement_is_sweep_pose(explorer, exhibits):
-    model, question = exhibits[3].model, asked()
+def test_the_sweep_of_a_placement_is_sweep_pose(explorer, served_models):
+    model, question = served_models[3].model, asked()
     answer = explorer.predict(question)
     (decoded,), read = answer.decoded, answer.placements
     placement = {name: getattr(read, name)[decoded.class_] for name in ("x", "y", "angle", "scale", "shear")}
@@ -140,8 +140,8 @@ def test_the_sweep_of_a_placement_is_sweep_pose(explorer, exhibits):
     assert pixels_of(swept.sweep.picture).shape == (16 * 28, 11 * 28)
 
 
-def test_the_lattice_is_that_of_the_model(explorer, exhibits):
-    model, question = exhibits[3].model, LatticeRequest(image=random_pixels(), model="poses")
+def test_the_lattice_is_that_of_the_model(explorer, served_models):
+    model, question = served_models[3].model, LatticeRequest(image=random_pixels(), model="poses")
     answer = explorer.lattice(question)
     image = torch.tensor(question.image.pixels)[None]
     close(answer.lengths, lattice_lengths(model, image).movedim(-1, 0))
@@ -168,7 +168,7 @@ def test_the_angle_read_follows_the_angle_applied(digits, test_digits):
 
 
 @pytest.mark.skipif("thickness" not in Placement._fields, reason="no model reads the width of strokes")
-def test_the_width_of_strokes_is_told_if_it_is_read(explorer, exhibits):
+def test_the_width_of_strokes_is_told_if_it_is_read(explorer, served_models):
     parts = [torch.full((1, 2), float(index)) for index in range(5)]
     told = placements_of(Placement(*parts, thickness=torch.tensor([[2.5, 3.0]])))[0]
     assert (told.thickness, told.stretch, told.spread) == ([2.5, 3.0], None, [4, 4])
@@ -221,9 +221,9 @@ def test_what_cannot_be_drawn_is_said_in_one_sentence(client, body, told):
 
 def test_without_a_decoder_all_but_drawing_works():
     torch.manual_seed(0)
-    exhibit = Exhibit("blind", create_model("posecaps_small", width=4, types=4, decoder="none").eval())
-    check_explorable(exhibit)
-    explorer = Explorer([exhibit])
+    served = ServedModel("blind", create_model("posecaps_small", width=4, types=4, decoder="none").eval())
+    check_explorable(served)
+    explorer = Explorer([served])
     assert explorer.models().models[0].decoder is False
     answer = explorer.predict(asked("blind"))
     (decoded,) = answer.decoded
@@ -239,19 +239,19 @@ def test_damaged_offsets_are_refused():
     model = create_model("posecaps_small", width=4, types=4).eval()
     model.offset.bias.data[0] = torch.nan
     with pytest.raises(UserError, match="answers NaN"):
-        check_explorable(Exhibit("mine", model))
+        check_explorable(ServedModel("mine", model))
 
 
 def test_a_drawing_is_made_as_coarse_as_the_training_images_were():
     """scikit-learn's digits have 8×8 pixels, and a finer line is unfamiliar; a picture of the model's size is kept."""
-    exhibit = Exhibit("posecaps-digits", load("posecaps-digits"))
+    served = ServedModel("posecaps-digits", load("posecaps-digits"))
     line = np.zeros((160, 160), np.uint8)
     line[:, 78:82] = 255
-    fine = exhibit.see(PredictRequest(image={"png": as_file(line)}).image)[0]
+    fine = served.see(PredictRequest(image={"png": as_file(line)}).image)[0]
     assert ((fine > 0.01).sum(1) >= 3).all()
     small = np.zeros((16, 16), np.uint8)
     small[:, 7] = 255
-    kept = exhibit.see(PredictRequest(image={"png": as_file(small)}).image)[0]
+    kept = served.see(PredictRequest(image={"png": as_file(small)}).image)[0]
     assert (255 * kept.numpy() == small).all()
-    fitted = exhibit.see(PredictRequest(image={"png": as_file(line[40:]), "centre": True}).image)[0]
+    fitted = served.see(PredictRequest(image={"png": as_file(line[40:]), "centre": True}).image)[0]
     assert (fitted.amax(1) > 0.1).all()  # the digits of this source fill their images

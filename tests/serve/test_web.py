@@ -8,7 +8,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 import torchcaps
-from torchcaps.serve import files, guard
+from torchcaps.serve import files, middleware
 from torchcaps.serve.app import create_app
 
 POLICY = (
@@ -138,7 +138,7 @@ def test_the_first_thing_wrong_is_named_with_its_place(client):
     assert told == "image.png: Input should be a valid string"
 
 
-def test_a_mistake_of_ours_is_told_without_a_traceback(exhibits):
+def test_a_mistake_of_ours_is_told_without_a_traceback(served_models):
     class Broken:
         def models(self):
             raise RuntimeError("secret")
@@ -161,7 +161,7 @@ def through_guard(receive):
     headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
     scope = {"type": "http", "method": "POST", "path": "/api/predict", "headers": headers}
     with ThreadPoolExecutor(1) as thread:  # where no browser's event loop is running
-        thread.submit(asyncio.run, guard.Guard(None, ["localhost"])(scope, receive, send)).result()
+        thread.submit(asyncio.run, middleware.Guard(None, ["localhost"])(scope, receive, send)).result()
     return [*said[:1], b"".join(message["body"] for message in said[1:])] if said else []
 
 
@@ -179,8 +179,8 @@ def test_a_body_without_end_is_given_up_at_its_limit():
 
 
 def test_a_body_that_never_arrives_is_given_up(monkeypatch):
-    monkeypatch.setattr(guard, "MOST_SECONDS", 0.05)
-    monkeypatch.setattr(guard, "REST_SECONDS", 0.05)
+    monkeypatch.setattr(middleware, "MAX_BODY_SECONDS", 0.05)
+    monkeypatch.setattr(middleware, "REST_SECONDS", 0.05)
 
     async def receive():
         await asyncio.sleep(10)

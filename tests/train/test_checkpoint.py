@@ -12,11 +12,11 @@ from safetensors.torch import save_file
 
 from torchcaps.data import load_data
 from torchcaps.errors import UserError
-from torchcaps.models import tensors
+from torchcaps.io import tensors
 from torchcaps.train import checkpoint
 from torchcaps.train.checkpoint import LAST, PREVIOUS, load_checkpoint, save_checkpoint, saved_step, untouched
 from torchcaps.train.recipe import load_recipe
-from torchcaps.train.setup import make_state, seeded
+from torchcaps.train.state import make_state, seeded
 
 SETTINGS = ["data.image_size=12", "data.limit=16", "model.channels=2", "model.types=2", "model.hidden=[4,4]"]
 
@@ -154,7 +154,7 @@ def test_every_format_has_a_way_to_the_newest():
     assert [*known, checkpoint.FORMAT] == [str(number) for number in range(1, len(known) + 2)]
 
 
-@pytest.mark.parametrize("call", ["models.tensors.save_file", "models.tensors.os.fsync", "train.checkpoint.os.replace"])
+@pytest.mark.parametrize("call", ["io.tensors.save_file", "io.tensors.os.fsync", "train.checkpoint.os.replace"])
 def test_a_full_disk_leaves_what_was_there(two, monkeypatch, call):
     def full(*arguments, **more):
         raise OSError(errno.ENOSPC, "No space left on device")

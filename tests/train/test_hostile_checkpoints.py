@@ -8,8 +8,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from torchcaps.errors import UserError
+from torchcaps.io.tensors import checksum
 from torchcaps.models import create_model
-from torchcaps.models.tensors import checksum
 from torchcaps.train.checkpoint import LAST, State, load_checkpoint, save_checkpoint
 
 

@@ -5,11 +5,11 @@ import json
 import pytest
 import torch
 
-from torchcaps.data import Segments, mask_sources
+from torchcaps.data import SegmentationDataset, mask_sources
 from torchcaps.errors import UserError
 from torchcaps.models import create_model
-from torchcaps.train import judge as judging
-from torchcaps.train.judge import judge, judge_tables, pool
+from torchcaps.train.experiments import judge as judging
+from torchcaps.train.experiments.judge import judge, judge_tables, pool
 
 TINY = ("train.epochs=4", "model.channels=2", "model.depth=1", "train.batch_size=4")
 
@@ -29,7 +29,7 @@ def generator(name="capspix2pix", size=16, **options):
 
 def test_every_kind_of_images_trains_the_same_unet_for_as_many_steps(tmp_path, monkeypatch):
     steps, seen = [], []
-    real = judging.engine.train
+    real = judging.loop.train
 
     def spy(state, data, *rest):
         real(state, data, *rest)
@@ -43,7 +43,7 @@ def test_every_kind_of_images_trains_the_same_unet_for_as_many_steps(tmp_path, m
         return compare(model, held_out, whole, unets)
 
     monkeypatch.setattr(judging, "_compare", spy_on_maps)
-    monkeypatch.setattr(judging.engine, "train", spy)
+    monkeypatch.setattr(judging.loop, "train", spy)
     models = {"against": generator("pix2pix"), "names": ("caps", "pix")}
     result = judge(generator(), **models, seeds=2, overrides=TINY, out=tmp_path / "out")
     assert list(result["trained"]) == ["real", "caps", "pix", "real + caps"]
@@ -120,7 +120,7 @@ def test_whole_maps_may_be_of_any_sizes_that_the_generator_draws(monkeypatch):
     monkeypatch.setattr(judging, "_dices", lambda unet, segments: [float(i.float().mean()) for i in segments.images])
     unet = create_model("unet", image_shape=(1, 16, 16), channels=2, depth=1)
     small, large = mask_sources.draw_axons(1, 16), mask_sources.draw_axons(1, 24)
-    whole = Segments(small.images + large.images, small.masks + large.masks, small.class_names, ("a", "b"))
+    whole = SegmentationDataset(small.images + large.images, small.masks + large.masks, small.class_names, ("a", "b"))
     found = judging._compare(generator(), small, whole, [judging.Taught(unet, 0.5)])
     assert found["whole_dice_apart"] > 0
 
@@ -130,7 +130,7 @@ def test_every_unet_looks_at_whole_maps_each_drawn_with_its_own_noise(monkeypatc
     monkeypatch.setattr(judging, "_dices", lambda unet, segments: seen.append((unet, segments)) or [0.5] * 2)
     unets = [create_model("unet", image_shape=(1, 16, 16), channels=2, depth=1) for _ in range(2)]
     one = mask_sources.draw_axons(1, 32)
-    whole = Segments(one.images * 2, one.masks * 2, one.class_names, ("a", "again"))
+    whole = SegmentationDataset(one.images * 2, one.masks * 2, one.class_names, ("a", "again"))
     judging._compare(generator(), mask_sources.draw_axons(2, 16), whole, [judging.Taught(unet, 0.5) for unet in unets])
     large = [(unet, segments) for unet, segments in seen if segments.images[0].shape[-1] == 32]
     assert [unet for unet, _ in large] == unets * 2  # with either noise
@@ -152,7 +152,7 @@ def test_whole_maps_are_left_out_where_the_generator_cannot_draw_them(sizes, dra
     unet = create_model("unet", image_shape=(1, 16, 16), channels=2, depth=1)
     held_out, maps = mask_sources.draw_axons(2, 16), [mask_sources.draw_axons(1, size) for size in sizes]
     images, masks = ([each for some in maps for each in getattr(some, what)] for what in ("images", "masks"))
-    whole = Segments(images, masks, held_out.class_names, tuple(map(str, sizes)))
+    whole = SegmentationDataset(images, masks, held_out.class_names, tuple(map(str, sizes)))
     found = judging._compare(generator(), held_out, whole, [judging.Taught(unet, 0.5)])
     assert found["label_dice_apart"] == 0
     assert found["whole_dice_apart"] == (0 if drawn else None)

@@ -6,15 +6,15 @@ import json
 import pytest
 import torch
 
-from torchcaps.data import Segments, draw_axons, load_data, mask_sources
+from torchcaps.data import SegmentationDataset, draw_axons, load_data, mask_sources
 from torchcaps.errors import UserError
 from torchcaps.models import load
-from torchcaps.train import engine, run
+from torchcaps.train import loop, run
+from torchcaps.train.callbacks import Quiet, RunWatcher
 from torchcaps.train.evaluate import evaluate_model
+from torchcaps.train.experiments.suite import run_suite
 from torchcaps.train.recipe import load_recipe, make_recipe
-from torchcaps.train.segment import evaluate_masks
-from torchcaps.train.suite import run_suite
-from torchcaps.train.watch import Quiet, RunWatcher
+from torchcaps.train.tasks.segmentation import evaluate_masks
 
 TINY = [
     *("data.image_size=24", "data.validation=3", "augment.crop=16", "augment.rotate=10"),
@@ -91,7 +91,7 @@ def test_resume_in_the_middle_of_an_epoch_is_exact(few_axons, tmp_path, monkeypa
     straight = run.start_run(tiny(), out=tmp_path / "straight", device="cpu")
     with monkeypatch.context() as patch:
         patch.setattr(RunWatcher, "step", lambda self, state, _: setattr(self, "_stop", state.step >= 2))
-        with pytest.raises(engine.Interrupted):
+        with pytest.raises(loop.Interrupted):
             run.start_run(tiny(), out=tmp_path / "halted", device="cpu")
     halted = run.resume_run(tmp_path / "halted", device="cpu")
     assert same(weights_of(straight), weights_of(halted))
@@ -177,11 +177,11 @@ def test_it_learns(few_axons):
     recipe = tiny("train.epochs=12", "optim.lr=0.02", "model.channels=4", "data.image_size=16", "data.validation=0")
     splits = load_data(**recipe.data.model_dump())
     bright = [(image[0] > 60).to(torch.uint8) for image in splits.train.images]
-    data = Segments(splits.train.images, bright, splits.train.class_names, splits.train.names)
+    data = SegmentationDataset(splits.train.images, bright, splits.train.class_names, splits.train.names)
     with run.seeded(0, torch.device("cpu")):
         state, task = run.make_state(recipe, data, torch.device("cpu"))
         before = evaluate_masks(state.model, data, task).right
-        fabric = engine.make_fabric("cpu", "fp32")
-        engine.train(state, data, None, task, recipe, fabric, Quiet())
+        fabric = loop.make_fabric("cpu", "fp32")
+        loop.train(state, data, None, task, recipe, fabric, Quiet())
     after = evaluate_masks(state.model, data, task).right
     assert after > max(0.6, before + 0.1)

@@ -14,7 +14,7 @@ from torchcaps.models import create_model, load, save
 from torchcaps.train.calibrate import none_threshold
 from torchcaps.train.recipe import LossSection, load_recipe
 from torchcaps.train.run import start_run
-from torchcaps.train.tasks import Classify
+from torchcaps.train.tasks.classification import ClassificationTask
 
 QUICK = ["data.limit=120", "data.image_size=12", "model.width=2", "train.epochs=2", "optim.warmup_steps=0"]
 
@@ -32,19 +32,19 @@ def images():
 
 
 def test_disagreement_is_among_the_losses(model, images):
-    task = Classify.for_model(model, images, LossSection())
+    task = ClassificationTask.for_model(model, images, LossSection())
     assert task.weights["disagreement"] == 0.1
     batch, targets = model.prepare(images.images), images.targets
     output = model(batch, targets)
     assert torch.equal(task.terms(output, batch, targets)["disagreement"], output.disagreement)
-    assert "disagreement" not in Classify.for_model(model, images, LossSection(disagreement=0)).weights
+    assert "disagreement" not in ClassificationTask.for_model(model, images, LossSection(disagreement=0)).weights
 
 
 def test_disagreement_of_other_models_is_refused(images):
     other = create_model("capsnet_small", image_shape=(1, 12, 12), num_classes=3)
-    assert "disagreement" not in Classify.for_model(other, images, LossSection()).weights
+    assert "disagreement" not in ClassificationTask.for_model(other, images, LossSection()).weights
     with pytest.raises(UserError, match=r"loss.disagreement: only pose capsules .* omit it"):
-        Classify.for_model(other, images, LossSection(disagreement=0.1))
+        ClassificationTask.for_model(other, images, LossSection(disagreement=0.1))
 
 
 @pytest.mark.parametrize("kept", [0.9, 0.5])

@@ -7,8 +7,8 @@ import torch
 
 from torchcaps.errors import UserError
 from torchcaps.models import create_model, list_models
+from torchcaps.train.optim.schedule import learning_rate
 from torchcaps.train.recipe import OptimSection, list_recipes, load_recipe, make_recipe
-from torchcaps.train.schedule import learning_rate
 
 
 @pytest.mark.parametrize("name", list_recipes())

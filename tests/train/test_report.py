@@ -8,7 +8,7 @@ from PIL import Image
 
 from torchcaps import explain
 from torchcaps.models import create_model
-from torchcaps.train.report import write_report
+from torchcaps.train.reports.classification import write_report
 
 HISTORY = [{"epoch": 1, "step": 3, "train_loss": 0.5, "train_accuracy": 0.4, "unknown": {"a": 1}}]
 

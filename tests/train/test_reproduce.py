@@ -14,11 +14,11 @@ import torch
 
 from torchcaps.data import load_data
 from torchcaps.errors import UserError
-from torchcaps.train import reproduce as module
 from torchcaps.train.checkpoint import load_checkpoint
+from torchcaps.train.experiments import reproduce as module
+from torchcaps.train.experiments.reproduce import Job, fill_results, reproduce, write_page
 from torchcaps.train.recipe import Recipe, list_recipes, load_recipe
-from torchcaps.train.reproduce import Job, fill_results, reproduce, write_page
-from torchcaps.train.setup import make_state
+from torchcaps.train.state import make_state
 
 CPU = torch.device("cpu")
 
@@ -188,7 +188,7 @@ def test_what_is_whole_is_written_before_other_runs_end(tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     places = finished("mnist-paper", tmp_path, test_accuracy=0.9975)
-    monkeypatch.setattr("torchcaps.train.reproduce.run_jobs", interrupted)
+    monkeypatch.setattr("torchcaps.train.experiments.reproduce.run_jobs", interrupted)
     with pytest.raises(KeyboardInterrupt):
         reproduce(["mnist-paper", "mnist-cnn"], 1, **places)
     assert json.loads((tmp_path / "results" / "mnist-paper.json").read_text())["mean"] == pytest.approx(0.25)

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from torchcaps.errors import UserError
-from torchcaps.train.machine import commit, versions
+from torchcaps.train.cudagraph import repeatable
+from torchcaps.train.environment import commit, versions
+from torchcaps.train.experiments.rerun import compare_runs, rerun
 from torchcaps.train.recipe import load_recipe
-from torchcaps.train.rerun import compare_runs, rerun
 from torchcaps.train.run import resume_run, start_run
-from torchcaps.train.step import repeatable
 
 TINY = [
     *("data.image_size=12", "data.limit=80", "data.validation=20", "data.test=20", "model.channels=2", "model.types=2"),
@@ -56,7 +56,9 @@ def test_other_processes_and_an_interruption_are_told(first, tmp_path):
 
 
 def test_of_several_processes_only_the_first_compares(first, call, tmp_path, monkeypatch):
-    monkeypatch.setattr("torchcaps.train.rerun.start_run", lambda recipe, *, out, **_: out)  # another writes it
+    monkeypatch.setattr(
+        "torchcaps.train.experiments.rerun.start_run", lambda recipe, *, out, **_: out
+    )  # another writes it
     monkeypatch.setenv("RANK", "1")
     assert call("rerun", first, "--out", tmp_path / "again")[0] == 0
     monkeypatch.setenv("RANK", "0")

@@ -7,7 +7,7 @@ import torch
 
 import torchcaps
 from torchcaps.errors import UserError
-from torchcaps.models.files import _shelf, shipped_models
+from torchcaps.models.files import WEIGHTS_DIR, shipped_models
 from torchcaps.train.evaluate import evaluate_model
 from torchcaps.train.recipe import load_recipe
 from torchcaps.train.run import start_run
@@ -21,11 +21,11 @@ def test_the_default_recipes_weights_are_shipped():
 
 
 def test_every_shipped_model_is_small_says_how_it_was_made_and_is_the_one_of_its_card():
-    assert sum(path.stat().st_size for path in _shelf().rglob("*") if path.is_file()) <= 32e6
+    assert sum(path.stat().st_size for path in WEIGHTS_DIR.rglob("*") if path.is_file()) <= 32e6
     for name in shipped_models():
         card, page = (
-            json.loads((_shelf() / name / "card.json").read_text()),
-            (_shelf() / name / "README.md").read_text(),
+            json.loads((WEIGHTS_DIR / name / "card.json").read_text()),
+            (WEIGHTS_DIR / name / "README.md").read_text(),
         )
         model = torchcaps.load(name)
         assert model.parameter_count() == card["parameters"]
@@ -37,7 +37,7 @@ def test_every_shipped_model_is_small_says_how_it_was_made_and_is_the_one_of_its
 
 @pytest.mark.parametrize("name", EMBEDDED)
 def test_shipped_weights_measure_what_their_card_says(name):
-    card = json.loads((_shelf() / name / "card.json").read_text())
+    card = json.loads((WEIGHTS_DIR / name / "card.json").read_text())
     figures = evaluate_model(torchcaps.load(name))
     assert (figures["error"], figures["n"]) == (card["error"], card["n"])
     assert torchcaps.load(name).parameter_count() == card["parameters"]
@@ -68,7 +68,7 @@ def test_ship_halves_the_file_and_measures_what_it_wrote(tmp_path):
 def test_a_generator_is_shipped_with_the_dice_of_those_that_learned_from_it(tmp_path, monkeypatch):
     monkeypatch.setattr("torchcaps.data.mask_sources.AXONS", 6)
     monkeypatch.setattr("torchcaps.data.mask_sources.TEST_AXONS", 3)
-    monkeypatch.setattr("torchcaps.train.judge.DRAWS", 2)
+    monkeypatch.setattr("torchcaps.train.experiments.judge.DRAWS", 2)
     settings = ["model.channels=2", "augment.crop=16", "data.image_size=16", "discriminator.channels=2"]
     run = start_run(load_recipe("capspix2pix", [*settings, "train.epochs=1"]), out=tmp_path / "run", device="cpu")
     facts = ship(run, "mine", tmp_path / "shelf")

@@ -8,7 +8,7 @@ import torchcaps
 from torchcaps.errors import UserError
 from torchcaps.models import create_model
 from torchcaps.train.evaluate import evaluate_model
-from torchcaps.train.suite import run_suite, suite_table
+from torchcaps.train.experiments.suite import run_suite, suite_table
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def test_all_test_images_give_the_accuracy_of_eval(model):
 def test_images_are_drawn_from_each_class_by_the_seed(model, monkeypatch):
     seen = []
     monkeypatch.setitem(
-        torchcaps.train.suite.SUITES,
+        torchcaps.train.experiments.suite.SUITES,
         "affine",
         lambda models, images, targets, seed: seen.append((images, targets)) or {},
     )

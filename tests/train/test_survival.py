@@ -11,10 +11,10 @@ from safetensors.torch import load_file
 
 from torchcaps.errors import UserError
 from torchcaps.models import create_model, load, save
-from torchcaps.train import engine, run, watch
+from torchcaps.train import callbacks, loop, run
 from torchcaps.train.checkpoint import saved_step
+from torchcaps.train.experiments.rerun import compare_runs
 from torchcaps.train.recipe import load_recipe
-from torchcaps.train.rerun import compare_runs
 
 SETTINGS = [
     *("data.image_size=12", "data.limit=100", "data.validation=20", "augment.shift=1", "train.batch_size=8"),
@@ -39,7 +39,7 @@ def whole(tmp_path_factory):
 
 
 def test_checkpoints_are_written_within_an_epoch_and_resumed_bit_for_bit(tmp_path, monkeypatch, whole):
-    saved, real = [], watch.save_checkpoint
+    saved, real = [], callbacks.save_checkpoint
 
     def save_checkpoint(state, folder):
         real(state, folder)
@@ -47,8 +47,8 @@ def test_checkpoints_are_written_within_an_epoch_and_resumed_bit_for_bit(tmp_pat
         if (state.epoch, state.batch) == (1, 5):
             shutil.copytree(folder.parent, tmp_path / "copy")
 
-    monkeypatch.setattr(watch, "save_checkpoint", save_checkpoint)
-    monkeypatch.setattr(watch.RunWatcher, "due", lambda self: True)
+    monkeypatch.setattr(callbacks, "save_checkpoint", save_checkpoint)
+    monkeypatch.setattr(callbacks.RunWatcher, "due", lambda self: True)
     folder = run.start_run(recipe(), out=tmp_path / "run", device="cpu")
     assert saved[:3] == [(0, 1), (0, 2), (0, 3)]
     monkeypatch.undo()
@@ -61,9 +61,9 @@ def test_checkpoints_are_written_within_an_epoch_and_resumed_bit_for_bit(tmp_pat
 
 @pytest.mark.parametrize(("every", "waits"), [(0.0, False), (0.001, True)])
 def test_they_come_when_they_are_due_but_not_where_one_an_epoch_is_asked_for(tmp_path, monkeypatch, every, waits):
-    saved, real = [], watch.save_checkpoint
+    saved, real = [], callbacks.save_checkpoint
     monkeypatch.setattr(
-        watch, "save_checkpoint", lambda state, folder: (real(state, folder), saved.append(state.batch))
+        callbacks, "save_checkpoint", lambda state, folder: (real(state, folder), saved.append(state.batch))
     )
     run.start_run(recipe(f"train.save_every={every}"), out=tmp_path / "run", device="cpu")
     assert any(saved) == waits
@@ -72,7 +72,7 @@ def test_they_come_when_they_are_due_but_not_where_one_an_epoch_is_asked_for(tmp
 def test_a_run_that_ended_before_anything_was_saved_begins_again(tmp_path, monkeypatch, whole):
     folder = tmp_path / "run"
     with monkeypatch.context() as patch:
-        patch.setattr(engine, "train", lambda *a, **k: (_ for _ in ()).throw(RuntimeError("the power failed")))
+        patch.setattr(loop, "train", lambda *a, **k: (_ for _ in ()).throw(RuntimeError("the power failed")))
         with pytest.raises(RuntimeError, match="power"):
             run.start_run(recipe(), out=folder, device="cpu")
     assert saved_step(folder / "checkpoints") is None
@@ -114,10 +114,10 @@ def test_sums_go_on_from_where_they_were():
     """0.1 added ten times is rounded otherwise than five times and five times."""
 
     def added(stops):
-        totals = engine.Totals("cpu", "accuracy")
+        totals = loop.Totals("cpu", "accuracy")
         for number in range(10):
             if number in stops:
-                before, totals = totals.read(), engine.Totals("cpu", "accuracy")
+                before, totals = totals.read(), loop.Totals("cpu", "accuracy")
                 totals.start(before)
             totals.add(torch.tensor(0.1), {"margin": torch.tensor([0.1 + number])}, torch.tensor([1.0]))
         return totals

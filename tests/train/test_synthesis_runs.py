@@ -5,19 +5,19 @@ import json
 import pytest
 import torch
 
-from torchcaps.data import Segments, draw_axons, load_data, mask_sources, tiles
+from torchcaps.data import SegmentationDataset, draw_axons, load_data, mask_sources, tiles
 from torchcaps.errors import UserError
+from torchcaps.metrics.similarity import features_of, kid, ssim
 from torchcaps.models import create_model, load
 from torchcaps.models.synthesis import draw_masks
-from torchcaps.train import engine, run
+from torchcaps.train import loop, run
+from torchcaps.train.callbacks import Quiet, RunWatcher
 from torchcaps.train.checkpoint import load_checkpoint
 from torchcaps.train.evaluate import evaluate_model
-from torchcaps.train.likeness import features_of, kid, ssim
+from torchcaps.train.experiments.suite import run_suite
 from torchcaps.train.recipe import LossSection, load_recipe, make_recipe
-from torchcaps.train.setup import make_state, seeded
-from torchcaps.train.suite import run_suite
-from torchcaps.train.synthesise import Synthesise, evaluate_drawings
-from torchcaps.train.watch import Quiet, RunWatcher
+from torchcaps.train.state import make_state, seeded
+from torchcaps.train.tasks.synthesis import SynthesisTask, evaluate_drawings
 
 CPU = torch.device("cpu")
 TINY = [
@@ -66,10 +66,10 @@ def test_a_run_leaves_a_generator_and_pictures_of_what_it_draws(tmp_path):
     summary = json.loads((folder / "summary.json").read_text())
     assert (summary["train_n"], summary["val_n"], summary["test_n"]) == (9, 3, 5)
     for part in ("val", "test"):
-        assert 0 < summary[f"{part}_likeness"] < 1
+        assert 0 < summary[f"{part}_similarity"] < 1
         assert -1 < summary[f"{part}_ssim"] < 1
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert {"train_least_squares", "train_l1", "train_discriminator", "val_likeness"} <= set(lines[-1])
+    assert {"train_least_squares", "train_l1", "train_discriminator", "val_similarity"} <= set(lines[-1])
     page = (folder / "report.html").read_text()
     for title in ("Learning curves", "Drawn images", "Interpolation", "Recipe"):
         assert f"<h2>{title}</h2>" in page
@@ -78,8 +78,8 @@ def test_a_run_leaves_a_generator_and_pictures_of_what_it_draws(tmp_path):
     model = load(folder)
     assert (model.image_shape, model.z, model.trained_by["judge"]) == ((1, 16, 16), 5, "judge")
     data = load_data(**model.trained_by["data"])
-    drawn = evaluate_drawings(model, data.test, Synthesise({"l1": 1.0}))
-    assert drawn.right == pytest.approx(summary["test_likeness"], abs=1e-6)
+    drawn = evaluate_drawings(model, data.test, SynthesisTask({"l1": 1.0}))
+    assert drawn.right == pytest.approx(summary["test_similarity"], abs=1e-6)
     assert drawn.loss == pytest.approx(1 - drawn.right, abs=1e-5)
     for words, ask in (("judge", evaluate_model), ("draws images", lambda model: run_suite(model, "affine"))):
         with pytest.raises(UserError, match=words):
@@ -91,7 +91,7 @@ def test_interrupted_and_resumed_run_is_bit_identical(tmp_path, monkeypatch):
     straight = run.start_run(recipe, out=tmp_path / "straight", device="cpu")
     whole = weights_of(straight)
     assert {name.split("/")[0] for name in whole} == {
-        "model", "average", "rival", "optimizer", "rival_optimizer", "kept"
+        "model", "average", "discriminator", "optimizer", "discriminator_optimizer", "kept"
     }  # fmt: skip
     for stop_after in (1, 3, 4):  # in an epoch, at its end, and in the next
         folder = tmp_path / str(stop_after)
@@ -99,12 +99,12 @@ def test_interrupted_and_resumed_run_is_bit_identical(tmp_path, monkeypatch):
             patch.setattr(
                 RunWatcher, "step", lambda self, state, _, at=stop_after: setattr(self, "_stop", state.step >= at)
             )
-            with pytest.raises(engine.Interrupted):
+            with pytest.raises(loop.Interrupted):
                 run.start_run(recipe, out=folder, device="cpu")
         run.resume_run(folder, device="cpu")
         assert same(whole, weights_of(folder))
         lines = [json.loads((each / "metrics.jsonl").read_text().splitlines()[-1]) for each in (straight, folder)]
-        assert lines[0]["val_likeness"] == lines[1]["val_likeness"]
+        assert lines[0]["val_similarity"] == lines[1]["val_similarity"]
         assert lines[0]["train_discriminator"] == pytest.approx(lines[1]["train_discriminator"], rel=1e-5)
 
 
@@ -119,7 +119,7 @@ def test_each_network_learns_by_its_own_rate():
     recipe = tiny("discriminator.lr=4", "optim.schedule=linear", "train.epochs=1", "discriminator.spectral_norm=no")
     state, task, data = start(recipe)
     before = {name: [p.clone() for p in each.parameters()] for name, each in state.networks.items()}
-    engine.train(state, data.train, None, task, recipe, engine.make_fabric("cpu", "fp32"), Quiet())
+    loop.train(state, data.train, None, task, recipe, loop.make_fabric("cpu", "fp32"), Quiet())
     rates = [each.param_groups[0]["lr"] for each in state.optimizers.values()]
     assert rates[1] == pytest.approx(4 * rates[0])
     for name, each in state.networks.items():
@@ -138,16 +138,16 @@ def test_the_generators_loss_leaves_no_gradient_in_the_discriminator(monkeypatch
         real = optimizer.step
 
         def step(*arguments, **options):
-            seen[name] = [parameter.grad.clone() for parameter in state.rival.parameters()]
+            seen[name] = [parameter.grad.clone() for parameter in state.discriminator.parameters()]
             return real(*arguments, **options)
 
         monkeypatch.setattr(optimizer, "step", step)
 
     for name, optimizer in state.optimizers.items():
         look(name, optimizer)
-    engine.train(state, data.train, None, task, recipe, engine.make_fabric("cpu", "fp32"), Quiet())
-    assert any(grad.abs().max() > 0 for grad in seen["rival_optimizer"])
-    assert all(torch.equal(*each) for each in zip(seen["rival_optimizer"], seen["optimizer"], strict=True))
+    loop.train(state, data.train, None, task, recipe, loop.make_fabric("cpu", "fp32"), Quiet())
+    assert any(grad.abs().max() > 0 for grad in seen["discriminator_optimizer"])
+    assert all(torch.equal(*each) for each in zip(seen["discriminator_optimizer"], seen["optimizer"], strict=True))
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_the_generators_loss_leaves_no_gradient_in_the_discriminator(monkeypatch
 )
 def test_losses_by_name(loss, weights):
     model = create_model("pix2pix", image_shape=(1, 16, 16), channels=2)
-    assert Synthesise.for_model(model, LossSection(**loss)).weights == weights
+    assert SynthesisTask.for_model(model, LossSection(**loss)).weights == weights
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_losses_by_name(loss, weights):
 def test_losses_that_make_no_sense(loss, words):
     model = create_model("pix2pix", image_shape=(1, 16, 16), channels=2)
     with pytest.raises(UserError, match=words):
-        Synthesise.for_model(model, LossSection(**loss))
+        SynthesisTask.for_model(model, LossSection(**loss))
 
 
 @pytest.mark.parametrize(
@@ -204,10 +204,10 @@ def test_it_learns_where_to_draw_what():
     recipe = tiny("train.epochs=25", "optim.lr=0.01", "model.channels=4", "data.image_size=16", "data.validation=0")
     masks = load_data(**recipe.data.model_dump()).train.masks
     images = [(40 + 160 * mask)[None] for mask in masks]
-    data = Segments(images, masks, ("background", "axon"), tuple(map(str, range(len(masks)))))
+    data = SegmentationDataset(images, masks, ("background", "axon"), tuple(map(str, range(len(masks)))))
     with run.seeded(0, torch.device("cpu")):
         state, task = run.make_state(recipe, data, torch.device("cpu"))
-        engine.train(state, data, None, task, recipe, engine.make_fabric("cpu", "fp32"), Quiet())
+        loop.train(state, data, None, task, recipe, loop.make_fabric("cpu", "fp32"), Quiet())
     drawn = torch.stack(draw_masks(state.final, masks))[:, 0]
     there = torch.stack(masks) > 0
     assert drawn[there].mean() > drawn[~there].mean() + 0.3
@@ -230,7 +230,7 @@ def test_the_published_pix2pix_has_nothing_to_interpolate(tmp_path):
     assert torch.equal(torch.stack(one), torch.stack(other))
 
 
-def test_likeness_of_the_same_images_is_perfect():
+def test_similarity_of_the_same_images_is_perfect():
     axons = tiles(draw_axons(12, 32), 32, 32)
     images = [image / 255 for image in axons.images]
     blurred = [torch.nn.functional.avg_pool2d(image, 3, 1, 1) for image in images]
@@ -256,7 +256,7 @@ def test_what_the_discriminator_notices_teaches_the_generator_alone():
     with seeded(0, torch.device("cpu")):
         state, task = make_state(recipe, data, torch.device("cpu"))
         before = {name: value.clone() for name, value in state.model.state_dict().items()}
-        engine.train(state, data, None, task, recipe, engine.make_fabric("cpu", "fp32"), Quiet())
+        loop.train(state, data, None, task, recipe, loop.make_fabric("cpu", "fp32"), Quiet())
     moved = [name for name, value in state.model.state_dict().items() if not torch.equal(value, before[name])]
     assert len(moved) > len(before) / 2
     assert list(task.weights) == ["features"]

@@ -26,10 +26,10 @@ from torchcaps.errors import UserError, did_you_mean
 from torchcaps.explain.style import png_bytes
 from torchcaps.layers import DenseCaps
 from torchcaps.layers.routings import ROUTINGS
-from torchcaps.train.machine import machine
+from torchcaps.train.environment import machine
 from torchcaps.train.recipe import Recipe, load_recipe
 from torchcaps.train.run import start_run
-from torchcaps.train.setup import seeded
+from torchcaps.train.state import seeded
 
 RECIPE = "mnist-paper"
 # Each with its model's own loss: the recipe's margin is for lengths, which matrix capsules have not got.

@@ -13,12 +13,12 @@ from rich.table import Table
 from torchcaps.bench.rows import blank_row, write_rows
 from torchcaps.bench.step import measure_training
 from torchcaps.bench.timing import by_turns, extra_memory
-from torchcaps.models import PixelModel, create_model
-from torchcaps.models.tiles import presence_of
-from torchcaps.train.machine import machine
+from torchcaps.models import SegmentationModel, create_model
+from torchcaps.models.tiles import predict_map
+from torchcaps.train.environment import machine
 from torchcaps.train.recipe import LossSection
-from torchcaps.train.segment import Segment
-from torchcaps.train.setup import seeded
+from torchcaps.train.state import seeded
+from torchcaps.train.tasks.segmentation import SegmentationTask
 
 MODELS = ("segcaps", "unet")
 STEPS = ((256, 1), (512, 4))  # side of an image, and batch
@@ -81,7 +81,7 @@ def measure_step(name: str, device: torch.device, side: int, batch: int, rounds:
         model = _model(name, side, device)
         images = torch.rand(batch, 1, side, side, device=device)
         masks = (torch.rand(batch, side, side, device=device) < 0.2).long()
-    task = Segment.for_model(model, LOSSES)
+    task = SegmentationTask.for_model(model, LOSSES)
     ms, mib = measure_training(model, images, masks, task, rounds)
     return MaskRow("training step", name, model.parameter_count(), side, batch, ms, mib)
 
@@ -97,20 +97,20 @@ def measure_tiles(name: str, device: torch.device, side: int, compared: int, rou
         image, smaller = (torch.rand(1, each, each) for each in (side, compared))
 
     def call() -> torch.Tensor:
-        return presence_of(model, image)
+        return predict_map(model, image)
 
     extra = extra_memory(call, device)
     seconds = by_turns({name: call}, device, rounds)[name]
     with torch.backends.cudnn.flags(benchmark=False, allow_tf32=False):  # rounding is not what is asked about
         at_once = model(smaller[None].to(device)).lengths[0]
-        difference = float((presence_of(model, smaller) - at_once).abs().max())
+        difference = float((predict_map(model, smaller) - at_once).abs().max())
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     mib = None if extra is None else (extra + weights) / 2**20
     return MaskRow("by tiles", name, model.parameter_count(), side, 1, seconds * 1e3, mib, difference)
 
 
-def _model(name: str, side: int, device: torch.device) -> PixelModel:
-    return cast(PixelModel, create_model(name, image_shape=(1, side, side), num_classes=2)).to(device)
+def _model(name: str, side: int, device: torch.device) -> SegmentationModel:
+    return cast(SegmentationModel, create_model(name, image_shape=(1, side, side), num_classes=2)).to(device)
 
 
 def _written(rows: Sequence[MaskRow], device: torch.device) -> list[dict[str, str]]:

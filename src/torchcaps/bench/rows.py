@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from torchcaps.errors import UserError
-from torchcaps.train.machine import machine
+from torchcaps.train.environment import machine
 
 
 def blank_row(head: Sequence[str], device: torch.device) -> dict[str, str]:

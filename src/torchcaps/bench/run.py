@@ -12,7 +12,7 @@ from torchcaps.bench import routing, step
 from torchcaps.bench.plot import figure_scaling
 from torchcaps.bench.rows import blank_row, write_rows
 from torchcaps.explain.style import png_bytes
-from torchcaps.train.machine import machine
+from torchcaps.train.environment import machine
 
 FIGURES = {  # of a routing row: the name in the CSV file and in the table
     "backend": "backend",

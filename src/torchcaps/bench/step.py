@@ -15,12 +15,12 @@ from torchcaps.data import Dataset
 from torchcaps.layers import mask_capsules
 from torchcaps.losses import combine
 from torchcaps.models import CapsNet, Output, create_model
+from torchcaps.train.cudagraph import tuned
 from torchcaps.train.recipe import LossSection
-from torchcaps.train.setup import seeded
-from torchcaps.train.step import tuned
-from torchcaps.train.tasks import Classify, Task
+from torchcaps.train.state import seeded
+from torchcaps.train.tasks.classification import ClassificationTask, Task
 
-PAPER = Classify({"margin": 1.0, "reconstruction": 0.0005})  # the losses of Sabour et al. 2017
+PAPER = ClassificationTask({"margin": 1.0, "reconstruction": 0.0005})  # the losses of Sabour et al. 2017
 
 
 class Floor(nn.Module):
@@ -71,7 +71,7 @@ def measure_network(name: str, device: torch.device, batch: int, rounds: int = 1
     with seeded(0, device):
         model = create_model(name).to(device)
         images, targets = _batch(batch, device)
-    task = Classify.for_model(model, Dataset(images, targets, model.class_names), LossSection())
+    task = ClassificationTask.for_model(model, Dataset(images, targets, model.class_names), LossSection())
     return NetworkRow(name, model.parameter_count(), batch, *measure_training(model, images, targets, task, rounds))
 
 

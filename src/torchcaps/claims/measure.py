@@ -10,15 +10,15 @@ from torch import Tensor
 
 from torchcaps.capsules import length
 from torchcaps.data import load_data
-from torchcaps.data.affnist import FRAME, affnist_like, expand, place
-from torchcaps.data.affnist import PLACE_SEED as PLACES
-from torchcaps.explain import attack, perturb
+from torchcaps.data.datasets.affnist import FRAME, affnist_like, expand, place
+from torchcaps.data.datasets.affnist import PLACE_SEED as PLACES
 from torchcaps.explain.familiarity import KEPT, scores, separation
-from torchcaps.explain.measure import BATCH, accuracy, ask, linearity, tidy
-from torchcaps.explain.needs import evaluating
-from torchcaps.explain.robustness import crowding, unfamiliar
 from torchcaps.losses import reconstruction_loss
+from torchcaps.metrics.measure import BATCH, accuracy, ask, linearity, tidy
 from torchcaps.models import ImageModel, PoseCaps
+from torchcaps.models.evaluating import evaluating
+from torchcaps.robustness import attack, perturb
+from torchcaps.robustness.suites import crowding, unfamiliar
 
 SOME = 1000  # test digits for what takes long: attacks, unfamiliar images, poses
 EPS, PGD_STEPS = 0.1, 20

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from torchcaps.errors import UserError, did_you_mean
-from torchcaps.train.reproduce import Job
+from torchcaps.train.experiments.reproduce import Job
 
 PARAMETERS = 321_830  # of posecaps for MNIST, decoder not counted
 NO_DECODER = "loss.reconstruction=null"

@@ -16,11 +16,11 @@ from torchcaps.claims.measure import Digits, measure, read_digits
 from torchcaps.claims.page import write_page
 from torchcaps.claims.plan import COLUMNS, NETWORKS, STUDIES, jobs, settings_of
 from torchcaps.errors import UserError
-from torchcaps.explain.robustness import SUITES
 from torchcaps.models import ImageModel, load
+from torchcaps.robustness.suites import SUITES
+from torchcaps.train.experiments.reproduce import Job, check_failed, run_jobs
 from torchcaps.train.recipe import load_recipe
-from torchcaps.train.report import write_whole
-from torchcaps.train.reproduce import Job, check_failed, run_jobs
+from torchcaps.train.reports.classification import write_whole
 
 CURVES = "affine"  # the study whose networks are drawn as curves
 CURVE_IMAGES = 1000

@@ -40,12 +40,12 @@ def predict(
 ) -> None:
     """Say what is on image files; of a model that finds masks, write these, and the images with them on top."""
     import torchcaps
-    from torchcaps.models import PixelModel
+    from torchcaps.models import SegmentationModel
     from torchcaps.predict import check_finds, check_names, none_below, predict_file, segment_file
 
     loaded = torchcaps.load(model, make_device(device))
     check_finds(loaded)
-    if isinstance(loaded, PixelModel) != (out_ is not None):
+    if isinstance(loaded, SegmentationModel) != (out_ is not None):
         raise UserError(
             "--out is for models that find masks; this one names a class"
             if out_
@@ -64,7 +64,7 @@ def predict(
             if out_ is None:
                 answers.append(predict_file(loaded, path, reject))
             else:
-                answers.append(segment_file(cast(PixelModel, loaded), path, out_))
+                answers.append(segment_file(cast(SegmentationModel, loaded), path, out_))
         except UserError as error:
             failed += 1
             err.print(str(error), style="red", soft_wrap=True, highlight=False, markup=False)

@@ -116,7 +116,7 @@ def _judge(
 ) -> None:
     import torchcaps
     from torchcaps.generate import drawing_model
-    from torchcaps.train.judge import judge, judge_tables
+    from torchcaps.train.experiments.judge import judge, judge_tables
 
     other = None if against is None else drawing_model(torchcaps.load(against, model.device))
     settings: dict[str, Any] = {"data": data, "overrides": overrides, "out": folder}
@@ -143,7 +143,7 @@ def _measure_suite(
     as_json: bool,
 ) -> None:
     import torchcaps
-    from torchcaps.train.suite import run_suite, suite_table
+    from torchcaps.train.experiments.suite import run_suite, suite_table
 
     place = make_device(device)
     loaded, other = torchcaps.load(model, place), None if against is None else torchcaps.load(against, place)
@@ -178,7 +178,7 @@ def bench(
     from torchcaps.bench.family import family_of, run_family
     from torchcaps.bench.masks import run_masks
     from torchcaps.bench.run import run_bench
-    from torchcaps.train.engine import Interrupted
+    from torchcaps.train.loop import Interrupted
 
     if scaling + masks + (routing is not None) > 1:
         raise UserError("--scaling, --routing and --masks do not go together: ask for one at a time")

@@ -44,7 +44,7 @@ def train(
     resume: Annotated[Path | None, typer.Option(help="Go on with this run folder.")] = None,
 ) -> None:
     """Train a model. Without arguments: the embedded digits, in about a minute."""
-    from torchcaps.train.engine import Interrupted
+    from torchcaps.train.loop import Interrupted
     from torchcaps.train.recipe import load_recipe
     from torchcaps.train.run import resume_run, start_run
 
@@ -75,9 +75,9 @@ def rerun(
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or mps; that of the run if not given.")] = None,
 ) -> None:
     """Train a run once more and compare: history, figures and weights. Ends with 1 if they differ."""
-    from torchcaps.train.engine import Interrupted
-    from torchcaps.train.rerun import compare_runs
-    from torchcaps.train.rerun import rerun as train_again
+    from torchcaps.train.experiments.rerun import compare_runs
+    from torchcaps.train.experiments.rerun import rerun as train_again
+    from torchcaps.train.loop import Interrupted
 
     try:
         again = train_again(run, out=out_, device=device, console=out)
@@ -122,7 +122,7 @@ def reproduce(
 
     `torchcaps reproduce claims` compares capsule networks with CNNs on every claim of the literature.
     """
-    from torchcaps.train.reproduce import reproduce as run_all
+    from torchcaps.train.experiments.reproduce import reproduce as run_all
 
     if recipes and recipes[0] == "claims":
         if seeds or set_:

@@ -1,17 +1,17 @@
 """Sources of tensors: images and targets in memory, ready for a device."""
 
 from torchcaps.data.augment import augment, centre_crop
-from torchcaps.data.axons import AxonParameters, draw_axons
 from torchcaps.data.batches import Batch, Resident, batches, class_weights, epoch_order, num_batches
 from torchcaps.data.crops import Crops, tiles
 from torchcaps.data.dataset import Dataset, Examples, Splits
+from torchcaps.data.datasets.axons import AxonParameters, draw_axons
 from torchcaps.data.download import dataset_folder
-from torchcaps.data.idx import read_idx
+from torchcaps.data.formats.idx import read_idx
 from torchcaps.data.images import load_image
+from torchcaps.data.mask_folder import load_mask_folder, read_label, read_mask_folder, read_picture
 from torchcaps.data.mask_sources import MASK_SOURCES
-from torchcaps.data.pairs import load_pairs, read_label, read_pairs, read_picture
 from torchcaps.data.resident import epoch_size, resident
-from torchcaps.data.segments import Segments, split_pairs
+from torchcaps.data.segmentation import SegmentationDataset, split_segmentation
 from torchcaps.data.sources import SOURCES, load_data, named_data
 
 __all__ = [
@@ -23,7 +23,7 @@ __all__ = [
     "Dataset",
     "Examples",
     "Resident",
-    "Segments",
+    "SegmentationDataset",
     "Splits",
     "augment",
     "batches",
@@ -35,14 +35,14 @@ __all__ = [
     "epoch_size",
     "load_data",
     "load_image",
-    "load_pairs",
+    "load_mask_folder",
     "named_data",
     "num_batches",
     "read_idx",
     "read_label",
-    "read_pairs",
+    "read_mask_folder",
     "read_picture",
     "resident",
-    "split_pairs",
+    "split_segmentation",
     "tiles",
 ]

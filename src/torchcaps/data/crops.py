@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchcaps.data.augment import augment, centre_crop
 from torchcaps.data.batches import Batch, as_float
-from torchcaps.data.segments import Segments
+from torchcaps.data.segmentation import SegmentationDataset
 from torchcaps.errors import UserError
 from torchcaps.losses import IGNORED
 
@@ -28,7 +28,7 @@ class Crops:
 
     on_device = True
 
-    def __init__(self, segments: Segments, crop: int, device: torch.device | str, **changes: Any) -> None:
+    def __init__(self, segments: SegmentationDataset, crop: int, device: torch.device | str, **changes: Any) -> None:
         if crop < 1:
             raise UserError(f"crop={crop}: give the side of a window in pixels, at least 1")
         if not len(segments):
@@ -95,7 +95,7 @@ def _border(
     return math.ceil((grown - crop) / 2 + 3 * elastic) + shift
 
 
-def tiles(segments: Segments, height: int, width: int) -> Segments:
+def tiles(segments: SegmentationDataset, height: int, width: int) -> SegmentationDataset:
     """Whole windows side by side, as many as each image has room for about its middle; a smaller image is continued by
     its reflection, which its mask ignores."""
     images, masks, names = [], [], []
@@ -108,7 +108,7 @@ def tiles(segments: Segments, height: int, width: int) -> Segments:
             images.append(larger[:, y : y + height, x : x + width])
             masks.append(known[y : y + height, x : x + width])
             names.append(name if down * across == 1 else f"{name}-{number}")
-    return Segments(images, masks, segments.class_names, tuple(names))
+    return SegmentationDataset(images, masks, segments.class_names, tuple(names))
 
 
 def _continued(image_CHW: Tensor, mask_HW: Tensor, sides: tuple[int, int], border: int) -> tuple[Tensor, Tensor]:

@@ -88,7 +88,7 @@ class Dataset:
 
 
 class Examples(Protocol):
-    """What a run can learn from: images with classes (Dataset), or with masks (Segments)."""
+    """What a run can learn from: images with classes (Dataset), or with masks (SegmentationDataset)."""
 
     def __len__(self) -> int: ...
     @property

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from torchcaps.data.dataset import Dataset, Splits
-from torchcaps.data.images import UnreadableImage, decode
+from torchcaps.data.images import decode
 from torchcaps.data.listing import Listing, list_folder
 from torchcaps.data.split import HoldOut, divide
-from torchcaps.errors import UserError
+from torchcaps.errors import UnreadableImage, UserError
 
 DEFAULT_SIZE = (32, 32)
 BLOCK = 128  # files a thread decodes at a time

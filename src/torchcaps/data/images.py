@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from torchcaps.errors import UserError
+from torchcaps.errors import UnreadableImage, UserError
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -24,14 +24,6 @@ BLOCK = 4096  # images converted at a time: bounds the wider copy that the arith
 BLOCK_PIXELS = 1 << 22  # of each of them
 SMALL = 1 << 24  # pixels that may come out of any file
 PACKED = 4096  # beyond that, pixels for each byte of it: four times what PNG makes of a blank image
-
-
-class UnreadableImage(UserError):
-    """A file that is not the image it claims to be."""
-
-    def __init__(self, path: Path, reason: str) -> None:
-        super().__init__(f"cannot read the image {path}: {reason}")
-        self.path, self.reason = path, reason
 
 
 def load_image(path: str | Path, image_shape: tuple[int, int, int]) -> Tensor:

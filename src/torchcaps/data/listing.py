@@ -13,13 +13,13 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from torchcaps.bounded import size_of
 from torchcaps.errors import UserError
+from torchcaps.io.limits import size_of
 
 IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp"})
 SPLIT_NAMES = {"train": "train", "val": "validation", "valid": "validation", "validation": "validation", "test": "test"}
 LABELS_CSV = "labels.csv"
-MOST_TARGETS = 1 << 27  # entries of a table of images and classes: half a gigabyte
+MAX_TARGETS = 1 << 27  # entries of a table of images and classes: half a gigabyte
 LAYOUT = (
     "put the images into FOLDER/<class>/ or FOLDER/train|val|test/<class>/, "
     f"or list them in FOLDER/{LABELS_CSV} with the columns file,label"
@@ -123,7 +123,7 @@ def _read_table(table: Path) -> Listing:
     ids = {name: j for j, name in enumerate(class_names)}
     if not several:
         return Listing(paths, torch.tensor([ids[words[0]] for words in labels]), class_names)
-    if len(rows) * len(class_names) > MOST_TARGETS:
+    if len(rows) * len(class_names) > MAX_TARGETS:
         raise UserError(f"{table} has {len(class_names):,} different labels for {len(rows):,} files: are they classes?")
     targets = torch.zeros(len(rows), len(class_names))
     for row, words in zip(targets, labels):

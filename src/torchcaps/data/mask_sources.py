@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from torchcaps.data.axons import draw_axons
 from torchcaps.data.dataset import Splits
+from torchcaps.data.datasets.axons import draw_axons
 from torchcaps.data.download import dataset_folder
 from torchcaps.data.images import set_channels
-from torchcaps.data.pairs import LAYOUT, load_pairs
-from torchcaps.data.segments import Segments, split_pairs
+from torchcaps.data.mask_folder import LAYOUT, load_mask_folder
+from torchcaps.data.segmentation import SegmentationDataset, split_segmentation
 from torchcaps.errors import UserError
 
 AXONS, AXON_SIZE = 400, 64  # images to train on and choose by, and the side of each
@@ -33,7 +33,7 @@ class MaskPlan:
     limit: int | None = None
 
 
-def _axons(plan: MaskPlan) -> Splits[Segments]:
+def _axons(plan: MaskPlan) -> Splits[SegmentationDataset]:
     """Drawn fibres with boutons, 64×64; the test images are others than those to train on."""
     if plan.path is not None or plan.positive is not None or plan.num_classes is not None or isinstance(plan.test, str):
         raise UserError("axons are drawn: leave path, positive, num_classes and names of test images out")
@@ -44,16 +44,16 @@ def _axons(plan: MaskPlan) -> Splits[Segments]:
     first, test = (
         replace(each, images=[set_channels(image[None], plan.channels)[0] for image in each.images]) for each in drawn
     )
-    train, validation, _ = split_pairs(first, plan.validation, 0, plan.seed, plan.limit)
+    train, validation, _ = split_segmentation(first, plan.validation, 0, plan.seed, plan.limit)
     return Splits(train, validation, test, "axons")
 
 
-def _pairs(plan: MaskPlan) -> Splits[Segments]:
+def _pairs(plan: MaskPlan) -> Splits[SegmentationDataset]:
     if plan.path is None:
         raise UserError(f"source='pairs' needs path= (or --data FOLDER): {LAYOUT}")
     if plan.size is not None:
         raise UserError("image_size: images with masks keep their size; augment.crop is what a network sees of them")
-    return load_pairs(
+    return load_mask_folder(
         plan.path,
         positive=plan.positive,
         channels=plan.channels,
@@ -65,7 +65,7 @@ def _pairs(plan: MaskPlan) -> Splits[Segments]:
     )
 
 
-def _isbi2012(plan: MaskPlan) -> Splits[Segments]:
+def _isbi2012(plan: MaskPlan) -> Splits[SegmentationDataset]:
     """The 30 labelled slices of the ISBI 2012 challenge, which are not free to download: pairs in the data folder."""
     folder = plan.path or dataset_folder("isbi2012")
     if not folder.is_dir():
@@ -76,7 +76,7 @@ def _isbi2012(plan: MaskPlan) -> Splits[Segments]:
     return replace(_pairs(replace(plan, path=folder)), source="isbi2012")
 
 
-MASK_SOURCES: dict[str, Callable[[MaskPlan], Splits[Segments]]] = {
+MASK_SOURCES: dict[str, Callable[[MaskPlan], Splits[SegmentationDataset]]] = {
     "axons": _axons,
     "pairs": _pairs,
     "isbi2012": _isbi2012,

@@ -10,17 +10,17 @@ from typing import Any
 
 import torch
 
-from torchcaps.data.affnist import affnist_like_splits, affnist_splits, expanded_splits
-from torchcaps.data.cifar import find_cifar10, read_cifar10
 from torchcaps.data.dataset import Dataset, Splits
+from torchcaps.data.datasets.affnist import affnist_like_splits, affnist_splits, expanded_splits
+from torchcaps.data.datasets.cifar import find_cifar10, read_cifar10
+from torchcaps.data.datasets.multimnist import MARGIN, multimnist_splits
+from torchcaps.data.datasets.smallnorb import SIDE, VALIDATION_TOY, smallnorb_splits
 from torchcaps.data.download import REMOTES, dataset_folder, fetch
 from torchcaps.data.folder import load_folder
-from torchcaps.data.idx import read_idx_pair
+from torchcaps.data.formats.idx import read_idx_pair
 from torchcaps.data.images import check_channels, check_size, resize_images, set_channels
+from torchcaps.data.mask_folder import is_mask_folder
 from torchcaps.data.mask_sources import MASK_SOURCES, MaskPlan
-from torchcaps.data.multimnist import MARGIN, multimnist_splits
-from torchcaps.data.pairs import holds_pairs
-from torchcaps.data.smallnorb import SIDE, VALIDATION_TOY, smallnorb_splits
 from torchcaps.data.split import HoldOut, divide
 from torchcaps.errors import UserError, did_you_mean
 
@@ -46,7 +46,7 @@ def load_data(
     positive: int | None = None,
     num_classes: int | None = None,
 ) -> Splits[Any]:
-    """Images to train on, to choose by and to test with: a Dataset each, or Segments where images have masks.
+    """Training, validation and test images: a Dataset each, or a SegmentationDataset where images have masks.
 
     source      a name in SOURCES, or in MASK_SOURCES for images with masks
     path        the folder (or CSV file) of "folder", the folder of "pairs"; for the others, where their files are, when
@@ -81,7 +81,7 @@ def named_data(text: str) -> tuple[str, str | None]:
     """What a user means by --data: (source, path) of a folder of images, with masks or without, or of a CSV file, or of
     a data set by its name."""
     if Path(text).exists():
-        return "pairs" if holds_pairs(Path(text)) else "folder", str(Path(text).resolve())
+        return "pairs" if is_mask_folder(Path(text)) else "folder", str(Path(text).resolve())
     if text in {*SOURCES, *MASK_SOURCES} - {"folder", "pairs"}:
         return text, None
     raise UserError(f"--data {text}: there is no such folder, and no data set of that name; see `torchcaps list`")

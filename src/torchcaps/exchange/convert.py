@@ -11,7 +11,7 @@ from torchcaps.errors import UserError, did_you_mean
 from torchcaps.exchange import keras, ports
 from torchcaps.exchange.foreign import Foreign, Parts
 from torchcaps.models import CapsNet, save
-from torchcaps.models.plan import fitted, planned
+from torchcaps.models.meta_init import fitted, planned
 from torchcaps.models.ported import PortedCapsNet
 
 SOURCES = ("keras", "pytorch")

@@ -11,7 +11,7 @@ import torch
 from torchcaps.errors import UserError
 from torchcaps.exchange.check import Agreement
 from torchcaps.exchange.program import answers_of
-from torchcaps.models import ImageModel, PixelModel, SynthesisModel, load, save
+from torchcaps.models import ImageModel, SegmentationModel, SynthesisModel, load, save
 from torchcaps.models.files import folder_of
 
 CARD = """---
@@ -35,7 +35,7 @@ UNMEASURED = "Nothing about its accuracy came with the weights."
 MEASURES = {  # of a run's summary, in the words of a card
     "test_accuracy": "test accuracy {:.2%}",
     "test_dice": "test Dice {:.2%}",
-    "test_likeness": "likeness of drawn test images {:.3f}",
+    "test_likeness": "similarity of drawn test images {:.3f}",
     "test_n": "{:,} test images",
     "recipe": "recipe `{}`",
     "seed": "seed {}",
@@ -55,7 +55,7 @@ def write_folder(model: ImageModel, folder: Path, source: str, name: str) -> Agr
 
 def card(model: ImageModel, source: str, name: str, folder: str) -> str:
     """The README of a hub's folder."""
-    kinds = {PixelModel: "image-segmentation", SynthesisModel: "image-to-image"}
+    kinds = {SegmentationModel: "image-segmentation", SynthesisModel: "image-to-image"}
     pipeline = next((words for kind, words in kinds.items() if isinstance(model, kind)), "image-classification")
     return CARD.format(
         name=name,

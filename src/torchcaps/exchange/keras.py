@@ -15,7 +15,7 @@ from torchcaps.exchange.foreign import Foreign, Parts
 from torchcaps.exchange.needs import needed
 
 LAYOUT = "CapsNet-Keras"
-LARGEST = 2**28  # numbers in a tensor: a file of a few bytes may claim any shape
+MAX_TENSOR_VALUES = 2**28  # numbers in a tensor: a file of a few bytes may claim any shape
 
 
 def read_h5(path: Path) -> dict[str, Tensor]:
@@ -97,7 +97,7 @@ def _tensor(h5py: Any, found: Any, name: str, home: str) -> Tensor:
         raise UserError(f"{home}: {name} is named in the file, but not there")
     if found.external or found.is_virtual or found.file.filename != home:
         raise UserError(f"{home}: {name} lies in another file, which is not read")
-    if found.size > LARGEST or found.dtype.kind != "f":
+    if found.size > MAX_TENSOR_VALUES or found.dtype.kind != "f":
         raise UserError(f"{home}: {name} is {found.shape} of {found.dtype}, which no weights are")
     return torch.from_numpy(found[()].astype("float32"))
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 OPSET = 20
 OLDEST = 18  # what the exporter itself writes; newer ones are converted to
-LARGEST = 2**31 - 2**20  # bytes of a protobuf, less some for what is not weights
+MAX_PROTOBUF_BYTES = 2**31 - 2**20  # bytes of a protobuf, less some for what is not weights
 
 
 def write_onnx(model: ImageModel, path: Path, opset: int = OPSET) -> Agreement:
@@ -37,7 +37,11 @@ def write_onnx(model: ImageModel, path: Path, opset: int = OPSET) -> Agreement:
     proto = _translate(traced, opset)
     _name_axes(proto, traced.answers)
     onnx.helper.set_model_props(proto, metadata(traced.answers))
-    apart = {"save_as_external_data": True, "location": path.name + ".data"} if proto.ByteSize() > LARGEST else {}
+    apart = (
+        {"save_as_external_data": True, "location": path.name + ".data"}
+        if proto.ByteSize() > MAX_PROTOBUF_BYTES
+        else {}
+    )
     onnx.save_model(proto, path, **apart)
     onnx.checker.check_model(path, full_check=True)
     return check(traced.answers, runner(path))

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchcaps.bounded import unpacked
 from torchcaps.errors import UserError, did_you_mean
 from torchcaps.exchange.foreign import Foreign, Parts
+from torchcaps.io.limits import unpacked
 
 WRAPPERS = ("state_dict", "model_state_dict", "model")  # where a training script may have put the tensors
 

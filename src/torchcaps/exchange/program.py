@@ -15,9 +15,9 @@ from torch.export import Dim, ExportedProgram
 from torch.nn import functional
 
 from torchcaps.errors import UserError
-from torchcaps.models import ImageModel, PixelModel, SynthesisModel
+from torchcaps.models import ImageModel, SegmentationModel, SynthesisModel
 from torchcaps.models.files import describe
-from torchcaps.models.pixels import found_in
+from torchcaps.models.segmentation import to_mask
 from torchcaps.ops.dispatch import using
 
 CHATTY = ("torch.__trace", "torch.onnx", "torch.export", "torch._inductor", "onnxscript", "onnx_ir")
@@ -39,7 +39,7 @@ class Answers(nn.Module):
     def __init__(self, model: ImageModel):
         super().__init__()
         self.model = model.eval()
-        self.outputs = ("lengths", "masks") if isinstance(model, PixelModel) else ("lengths",)
+        self.outputs = ("lengths", "masks") if isinstance(model, SegmentationModel) else ("lengths",)
         if getattr(model, "decoder", None) is not None:
             self.outputs += ("reconstruction",)
         self.outputs += _placement_names(model)
@@ -50,7 +50,7 @@ class Answers(nn.Module):
         out = self.model(images)
         found = {"lengths": out.lengths, "reconstruction": out.reconstruction}
         if "masks" in self.outputs:
-            found["masks"] = found_in(out.lengths)
+            found["masks"] = to_mask(out.lengths)
         if out.placement is not None:
             found |= out.placement._asdict()
         if "familiarity" in self.outputs:
@@ -73,7 +73,7 @@ class Answers(nn.Module):
     @property
     def multiple(self) -> int | None:
         """Height and width are any multiples of this; None if they are fixed."""
-        if isinstance(self.model, PixelModel):
+        if isinstance(self.model, SegmentationModel):
             return self.model.multiple
         return self.model.multiple if isinstance(self.model, SynthesisModel) and not self.model.fixed_size else None
 
@@ -120,7 +120,7 @@ class Drawings(Answers):
 @torch.no_grad()
 def _placement_names(model: ImageModel) -> tuple[str, ...]:
     """Ask about one black image which numbers the model tells about how a class stands."""
-    if isinstance(model, PixelModel | SynthesisModel):
+    if isinstance(model, SegmentationModel | SynthesisModel):
         return ()
     placement = model(torch.zeros(1, *model.image_shape, device=model.device)).placement
     return () if placement is None else tuple(name for name, value in placement._asdict().items() if value is not None)

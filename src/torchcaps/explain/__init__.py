@@ -19,7 +19,6 @@ from torchcaps.explain.drawings import (
 from torchcaps.explain.features import LayerMaps, drawing_maps, feature_maps, figure_couplings, figure_features
 from torchcaps.explain.figures import figure_reconstructions, figure_routing, figure_sweep
 from torchcaps.explain.masks import Compared, compare, error_map, figure_found, figure_masks, middle, overlay, redraw
-from torchcaps.explain.mistakes import confusion_matrix, precision_recall, predicted_classes, worst_mistakes
 from torchcaps.explain.paper import coupling_maps, digit_examples, pair_examples, perturbations
 from torchcaps.explain.paper_figures import (
     figure_coupling_maps,
@@ -45,6 +44,7 @@ from torchcaps.explain.reconstruct import Reconstructions, reconstructions
 from torchcaps.explain.routing import coupling_entropy, maps_on_image, routing_couplings, routing_maps
 from torchcaps.explain.style import png_bytes
 from torchcaps.explain.sweep import SWEEP, sweep
+from torchcaps.metrics.classification import confusion_matrix, precision_recall, predicted_classes, worst_mistakes
 
 __all__ = [
     "SWEEP",

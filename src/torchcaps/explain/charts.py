@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Series = tuple[list[float], list[float]]
-RIGHT = ("accuracy", "dice", "likeness")  # what tasks measure, as shares
+RIGHT = ("accuracy", "dice", "similarity")  # what tasks measure, as shares
 
 
 def figure_curves(history: Sequence[Mapping[str, Any]], *, title: str = "", panels: int = 4) -> Figure:

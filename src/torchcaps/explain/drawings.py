@@ -12,17 +12,17 @@ from torch.nn import functional
 
 from torchcaps.explain.features import mosaic, shrunk
 from torchcaps.explain.masks import COLOURS, colour_of
-from torchcaps.explain.needs import evaluating
 from torchcaps.explain.style import STYLE, aspect_of, image_axes, new_figure, pixels, plain_axes
 from torchcaps.losses import IGNORED
 from torchcaps.models import SynthesisModel
+from torchcaps.models.evaluating import evaluating
 from torchcaps.models.synthesis import between, noise_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FRAMES = 8  # of an interpolation that is shown
-MOST = 16  # feature maps that are shown of one frame: those that change most on the way
+MAX_FEATURE_MAPS = 16  # feature maps that are shown of one frame: those that change most on the way
 
 
 class Walk(NamedTuple):
@@ -107,7 +107,7 @@ def figure_walk(walks: dict[str, Walk], *, title: str = "From one noise vector t
 def figure_walk_features(walked: Walk, *, title: str) -> Figure:
     """The last layer's maps on the way: those that change most from left to right, frames below one another."""
     change_F = walked.features.std(0).mean((1, 2))
-    chosen = change_F.argsort(descending=True, stable=True)[:MOST].sort().values
+    chosen = change_F.argsort(descending=True, stable=True)[:MAX_FEATURE_MAPS].sort().values
     maps = walked.features[:, chosen]
     tiles = shrunk(maps.flatten(0, 1)).unflatten(0, maps.shape[:2])
     reach = max(float(tiles.abs().max()), 1e-12)

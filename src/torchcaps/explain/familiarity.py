@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.errors import UserError
-from torchcaps.explain.measure import BATCH, tidy
-from torchcaps.explain.needs import evaluating
+from torchcaps.metrics.measure import BATCH, tidy
 from torchcaps.models import ImageModel, Output
+from torchcaps.models.evaluating import evaluating
 
 KEPT = 0.95  # share of the familiar images that a threshold lets through
 

@@ -11,10 +11,10 @@ from torch.nn import functional
 
 from torchcaps.capsules import Capsules
 from torchcaps.errors import UserError
-from torchcaps.explain.needs import evaluating
 from torchcaps.explain.style import STYLE, aspect_of, new_figure, plain_axes
 from torchcaps.models.capspix2pix import CapsPix2Pix
 from torchcaps.models.capsule_u import CapsuleU
+from torchcaps.models.evaluating import evaluating
 from torchcaps.models.segcaps import SegCaps
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from torchcaps.explain.needs import evaluating
 from torchcaps.explain.style import STYLE, aspect_of, image_axes, new_figure, pixels, shorten
 from torchcaps.losses import IGNORED
-from torchcaps.models import PixelModel
+from torchcaps.models import SegmentationModel
+from torchcaps.models.evaluating import evaluating
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -65,7 +65,9 @@ def error_map(image_CHW: Tensor, true_HW: Tensor, found_HW: Tensor) -> np.ndarra
     return (255 * shown).round().astype(np.uint8)
 
 
-def compare(model: PixelModel, image_CHW: Tensor, true_HW: Tensor, found_HW: Tensor, label: str = "") -> Compared:
+def compare(
+    model: SegmentationModel, image_CHW: Tensor, true_HW: Tensor, found_HW: Tensor, label: str = ""
+) -> Compared:
     """What there is to show of one image; of a large one, its middle.
 
     image_CHW  uint8
@@ -75,7 +77,7 @@ def compare(model: PixelModel, image_CHW: Tensor, true_HW: Tensor, found_HW: Ten
     return Compared(image, true, found, redraw(model, image), label)
 
 
-def redraw(model: PixelModel, image_CHW: Tensor) -> Tensor | None:
+def redraw(model: SegmentationModel, image_CHW: Tensor) -> Tensor | None:
     """(C, H, W): what the decoder draws of what the model finds in the image; None if it has no decoder."""
     if getattr(model, "decoder", None) is None:
         return None

@@ -19,9 +19,10 @@ from torch import Tensor, nn
 
 from torchcaps.data import augment, load_data
 from torchcaps.errors import UserError
-from torchcaps.explain.needs import evaluating, needs_decoder
+from torchcaps.explain.needs import needs_decoder
 from torchcaps.explain.sweep import SWEEP
 from torchcaps.models import load
+from torchcaps.models.evaluating import evaluating
 from torchcaps.models.files import beside
 
 PROPERTIES = ("width", "height", "slant", "thickness", "horizontal position", "vertical position")

@@ -1,12 +1,9 @@
-"""What an explanation needs of a model, and how a model is asked without being changed."""
+"""What an explanation needs of a model."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import cast
 
-import torch
 from torch import nn
 
 from torchcaps.errors import UserError
@@ -30,15 +27,3 @@ def needs_decoder(model: nn.Module, what: str) -> CapsuleModel:
             f"{what}: this {type(model).__name__} has no decoder; train one with model.decoder=dense or conv"
         )
     return capsules
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """No gradients and no dropout inside; afterwards the model trains on as before."""
-    training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        model.train(training)

@@ -13,11 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.errors import UserError
-from torchcaps.explain.measure import ask
-from torchcaps.explain.needs import evaluating, needs_capsules, needs_decoder
+from torchcaps.explain.needs import needs_capsules, needs_decoder
 from torchcaps.explain.routing import maps_on_image, routing_maps
 from torchcaps.explain.sweep import SWEEP, sweep
+from torchcaps.metrics.measure import ask
 from torchcaps.models import CapsuleModel
+from torchcaps.models.evaluating import evaluating
 
 if TYPE_CHECKING:
     from torchcaps.data import Batch
@@ -103,7 +104,7 @@ def pair_examples(model: nn.Module, batch: Batch, *, right: int = 4, failures: i
     found once more, their second class replaced by the longest capsule that is not in the image: if any capsule draws
     what is not there, that one should.
 
-    batch  images (B, C, H, W) in [0, 1] with labels (B, 2), as `torchcaps.data.multimnist.draw_pairs` makes them
+    batch  images (B, C, H, W) in [0, 1] with labels (B, 2), as `multimnist.draw_pairs` makes them
     """
     capsnet = needs_decoder(model, "pair_examples")
     if batch.labels is None or batch.labels.shape[1:] != (2,):

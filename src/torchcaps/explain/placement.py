@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from torchcaps.capsules import length
 from torchcaps.errors import UserError
-from torchcaps.explain.needs import evaluating
 from torchcaps.explain.sweep import SWEEP, shifts
 from torchcaps.geometry import Affine, view
 from torchcaps.models import Placement, PoseCaps
+from torchcaps.models.evaluating import evaluating
 
 LOOK_AT = 64  # images at once: each of them is seen through the whole lattice
 _STEPS = range(-5, 6)

@@ -7,9 +7,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchcaps.explain.mistakes import predicted_classes
-from torchcaps.explain.needs import evaluating, needs_decoder
+from torchcaps.explain.needs import needs_decoder
 from torchcaps.losses import multi_hot
+from torchcaps.metrics.classification import predicted_classes
+from torchcaps.models.evaluating import evaluating
 
 
 class Reconstructions(NamedTuple):

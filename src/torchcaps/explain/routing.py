@@ -7,8 +7,9 @@ from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
 from torchcaps.errors import UserError
-from torchcaps.explain.needs import evaluating, needs_capsules
+from torchcaps.explain.needs import needs_capsules
 from torchcaps.models import CapsuleModel
+from torchcaps.models.evaluating import evaluating
 
 
 def routing_couplings(model: nn.Module, images: Tensor, iterations: int | None = None) -> Tensor:

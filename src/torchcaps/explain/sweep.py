@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from torchcaps.explain.needs import evaluating, needs_decoder
+from torchcaps.explain.needs import needs_decoder
 from torchcaps.layers import mask_capsules
+from torchcaps.models.evaluating import evaluating
 
 SWEEP = tuple(step / 20 for step in range(-5, 6))  # −0.25 … 0.25 in steps of 0.05, the paper's
 

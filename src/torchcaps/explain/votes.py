@@ -9,12 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.errors import UserError
-from torchcaps.explain.needs import evaluating, needs_capsules
+from torchcaps.explain.needs import needs_capsules
 from torchcaps.layers.routings import ROUTINGS
 from torchcaps.models import CapsuleModel
+from torchcaps.models.evaluating import evaluating
 
 
-class Debate(NamedTuple):
+class RoutingTrace(NamedTuple):
     """Routing of one image, step by step.
 
     parts      (I,)       the primary capsules' lengths; types first, then rows, then columns of the model's grid
@@ -59,9 +60,9 @@ class Debate(NamedTuple):
         return torch.tensordot(values, shares, dims=([dim], [0]))
 
 
-def debate(model: nn.Module, image_CHW: Tensor, iterations: int | None = None) -> Debate:
+def routing_trace(model: nn.Module, image_CHW: Tensor, iterations: int | None = None) -> RoutingTrace:
     """Who votes for what in an image (C, H, W) in [0, 1], and who is heard, iteration by iteration."""
-    capsnet = needs_votes(model, "debate")
+    capsnet = needs_votes(model, "routing_trace")
     layer = capsnet.classes
     with evaluating(capsnet):
         children = capsnet.children_of(image_CHW[None].to(capsnet.device))
@@ -69,7 +70,9 @@ def debate(model: nn.Module, image_CHW: Tensor, iterations: int | None = None) -
         steps = [layer.route(children, step, couplings=True) for step in range(1, (iterations or layer.iterations) + 1)]
     couplings = [coupled[0] for _, coupled in steps if coupled is not None]
     poses, lengths = ([part[0] for part in parts] for parts in zip(*(tuple(parents) for parents, _ in steps)))
-    return Debate(children.activation[0], votes_IJD, torch.stack(couplings), torch.stack(poses), torch.stack(lengths))
+    return RoutingTrace(
+        children.activation[0], votes_IJD, torch.stack(couplings), torch.stack(poses), torch.stack(lengths)
+    )
 
 
 def needs_votes(model: nn.Module, what: str) -> CapsuleModel:

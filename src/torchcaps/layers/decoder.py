@@ -14,7 +14,7 @@ from torchcaps.errors import UserError
 from torchcaps.losses import check_batch, multi_hot
 from torchcaps.ops.squash import at_least_float32
 
-LARGEST_DENSE_IMAGE = 4096  # values; beyond it the last layer of a dense decoder outgrows the rest of a network
+MAX_DENSE_IMAGE_VALUES = 4096  # values; beyond it the last layer of a dense decoder outgrows the rest of a network
 
 
 def mask_capsules(capsules: Capsules | Tensor, targets: Tensor | None = None) -> Tensor:
@@ -89,7 +89,7 @@ def make_decoder(
 ) -> Decoder | ConvDecoder | None:
     """A decoder by name: "dense" (the paper's), "conv", "none", or "auto", which is dense unless images are large."""
     if kind == "auto":
-        kind = "dense" if torch.Size(image_shape).numel() <= LARGEST_DENSE_IMAGE else "conv"
+        kind = "dense" if torch.Size(image_shape).numel() <= MAX_DENSE_IMAGE_VALUES else "conv"
     if kind == "dense":
         return Decoder(num_classes, dim, image_shape, hidden)
     if kind == "conv":

@@ -13,10 +13,10 @@ from torchcaps.models.discriminator import Discriminator
 from torchcaps.models.efficient_capsnet import EfficientCapsNet, efficient_capsnet
 from torchcaps.models.em_capsnet import EMCapsNet, em_capsnet, em_capsnet_large
 from torchcaps.models.files import load, save, shipped_models
-from torchcaps.models.pixels import PixelModel
 from torchcaps.models.posecaps import PoseCaps, posecaps, posecaps_small
 from torchcaps.models.registry import create_model, list_models
 from torchcaps.models.segcaps import SegCaps, segcaps
+from torchcaps.models.segmentation import SegmentationModel
 from torchcaps.models.synthesis import SynthesisModel
 
 __all__ = [
@@ -30,12 +30,12 @@ __all__ = [
     "ImageModel",
     "Output",
     "Pix2Pix",
-    "PixelModel",
     "Placement",
     "PooledCNN",
     "PoseCaps",
     "ResNet",
     "SegCaps",
+    "SegmentationModel",
     "StrongCNN",
     "SynthesisModel",
     "UNet",

@@ -43,7 +43,7 @@ class Placement(NamedTuple):
 class Output(NamedTuple):
     """What a model answers for a batch of images; what it has not got is None.
 
-    lengths         (B, J)        how present each class is, in [0, 1]; (B, K, H, W) at each pixel: see PixelModel
+    lengths         (B, J)        how present each class is, in [0, 1]; (B, K, H, W) at each pixel
     poses           (B, J, D)     the class capsules
     reconstruction  (B, C, H, W)  the image as the chosen capsules describe it; (B, M, C, H, W): one for each
     logits          (B, J)        of models that end in a softmax: lengths are its probabilities
@@ -76,6 +76,7 @@ class ImageModel(
     resize_to    (H, W) an image file is brought to before the centre H × W is cut out; by default image_shape itself
     """
 
+    task: str = "classification"  # or "segmentation", "synthesis"
     objective: str = "margin"  # the loss it is trained with unless a recipe says otherwise
     own_losses: Mapping[str, float] = MappingProxyType({})  # terms that its output has, and their usual weights
     arguments: dict[str, Any]  # what the model was made with: enough to make it again

@@ -13,13 +13,14 @@ import torch
 
 from torchcaps._version import __version__
 from torchcaps.errors import UserError, did_you_mean
+from torchcaps.io.tensors import Unreadable, checksum, flush, read_json, read_tensors, write_tensors
 from torchcaps.models.base import ImageModel
-from torchcaps.models.plan import checked_arguments, fitted, planned
+from torchcaps.models.meta_init import checked_arguments, fitted, planned
 from torchcaps.models.registry import CLASSES
-from torchcaps.models.tensors import Unreadable, checksum, flush, read_json, read_tensors, write_tensors
 
 WEIGHTS = "model.safetensors"
 FORMAT = "1"
+WEIGHTS_DIR = Path(str(resources.files("torchcaps"))) / "weights"
 
 
 def save(model: ImageModel, folder: str | os.PathLike[str]) -> Path:
@@ -52,7 +53,7 @@ def folder_of(name_or_path: str | os.PathLike[str]) -> Path:
 
 def shipped_models() -> list[str]:
     """The trained models that come with the package."""
-    return sorted(entry.name for entry in _shelf().iterdir() if (entry / WEIGHTS).is_file())
+    return sorted(entry.name for entry in WEIGHTS_DIR.iterdir() if (entry / WEIGHTS).is_file())
 
 
 def beside(name_or_path: str | os.PathLike[str], file: str) -> Path | None:
@@ -114,8 +115,8 @@ def _find(name: str, hub: dict[str, Any]) -> Path:
             if unfinished
             else f"{path} is not a saved model: it holds no {WEIGHTS}"
         )
-    if os.path.isfile(_shelf() / name / WEIGHTS):
-        return _shelf() / name / WEIGHTS
+    if os.path.isfile(WEIGHTS_DIR / name / WEIGHTS):
+        return WEIGHTS_DIR / name / WEIGHTS
     if re.fullmatch(r"[\w.-]+/[\w.-]+", name) and not os.path.isdir(path.parent):
         return _from_hub(name, hub)
     known = shipped_models()
@@ -172,7 +173,3 @@ def _read(path: Path) -> ImageModel:
 def _plain(value: Any) -> Any:
     """NumPy numbers and arrays, and tensors, as JSON can hold them."""
     return value.tolist()
-
-
-def _shelf() -> Path:
-    return Path(str(resources.files("torchcaps"))) / "weights"

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torchcaps.capsules import Capsules
 from torchcaps.models.base import Output
 from torchcaps.models.capsule_u import CapsuleU, Routing
-from torchcaps.models.pixels import PixelModel, found_in
+from torchcaps.models.segmentation import SegmentationModel, to_mask
 
 
-class SegCaps(CapsuleU, PixelModel):
+class SegCaps(CapsuleU, SegmentationModel):
     """A U of capsule layers: three times to half the size, three times back, with what was seen at each size.
 
     routing  "r3": three iterations everywhere but in the first capsules; "r1": one where the size stays, three where
@@ -58,7 +58,7 @@ class SegCaps(CapsuleU, PixelModel):
         lengths = capsules.activation[..., :height, :width]
         if self.decoder is None:
             return Output(lengths, poses)
-        ids = found_in(lengths) if targets is None else targets
+        ids = to_mask(lengths) if targets is None else targets
         masked = poses * self.where(ids)[:, :, None].to(poses.dtype)
         return Output(lengths, poses, self.decoder(masked.flatten(1, 2)).float())
 

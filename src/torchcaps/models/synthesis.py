@@ -14,7 +14,7 @@ from torch.nn import functional
 from torchcaps.errors import UserError
 from torchcaps.losses import IGNORED
 from torchcaps.models.base import ImageModel
-from torchcaps.models.pixels import where_in
+from torchcaps.models.segmentation import where_in
 from torchcaps.ops.squash import at_least_float32, no_autocast
 
 TOGETHER = 16  # label maps drawn at a time
@@ -32,6 +32,7 @@ class SynthesisModel(ImageModel):
     mean         of the images: what is drawn first has it; with std, what a discriminator sees is brought to it
     """
 
+    task = "synthesis"
     objective = "l1"
     multiple = 1  # height and width of a label map are multiples of this
     fixed_size = False  # whether they must be those of image_shape

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.errors import UserError
-from torchcaps.models.pixels import PixelModel
+from torchcaps.models.segmentation import SegmentationModel
 from torchcaps.ops.squash import at_least_float32
 
 # Weights along an axis are multiples of 1/4096, their products of 1/2²⁴: float32 holds those, and their sums, exactly.
@@ -19,7 +19,7 @@ _PARTS = 4096
 TILE = 512  # side of what a model is given of a larger image
 
 
-def presence_of(model: PixelModel, image_CHW: Tensor) -> Tensor:
+def predict_map(model: SegmentationModel, image_CHW: Tensor) -> Tensor:
     """(K, H, W), on the model's device, of a uint8 or float image of any size; by tiles if it is larger than TILE."""
     tile = max(TILE, 3 * model.margin + 2 * model.multiple)
 

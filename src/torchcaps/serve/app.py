@@ -18,11 +18,11 @@ from torchcaps.errors import UserError
 from torchcaps.serve import answers, requests
 from torchcaps.serve.explorer import Explorer
 from torchcaps.serve.files import file_routes
-from torchcaps.serve.guard import Guard
-from torchcaps.serve.turns import Turns
+from torchcaps.serve.middleware import Guard
+from torchcaps.serve.request_queue import RequestQueue
 
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")  # as a Host header has them
-MOST_PLACE = 100  # characters of a field's path in a sentence: its names are the client's own
+MAX_FIELD_CHARACTERS = 100  # characters of a field's path in a sentence: its names are the client's own
 ABOUT = """What a capsule network sees in a picture. Pictures come in as base64 or as an array of grey values, and go
 out as PNG data URLs; numbers have six decimals. Nothing is kept: every answer depends on its question alone."""
 
@@ -80,7 +80,7 @@ def _questions(explorer: Explorer) -> APIRouter:
     router = APIRouter(
         prefix="/api", tags=["questions"], responses=_problems(400, 408, 413, 415, 422, 503), route_class=_StrictRoute
     )
-    turns = Turns()
+    turns = RequestQueue()
 
     @router.post("/predict")
     async def predict(client: Request, question: requests.PredictRequest) -> answers.PredictAnswer:
@@ -119,7 +119,7 @@ class _StrictRequest(Request):
         except ValueError as error:
             raise HTTPException(400, f"the body is no JSON: {error}") from None
         if requests.too_many_fields(body):
-            raise HTTPException(422, f"an object has more than {requests.MOST_FIELDS} fields")
+            raise HTTPException(422, f"an object has more than {requests.MAX_FIELDS} fields")
         return body
 
 
@@ -147,7 +147,7 @@ def _invalid(request: Request, error: Exception) -> Response:
     first = error.errors()[0]
     loc = first["loc"][1:]  # without "body"
     place = ".".join(str(part) for part, above in zip(loc, ("", *loc)) if above not in requests.IMAGES)
-    place = "".join(letter if letter.isprintable() else "�" for letter in place[:MOST_PLACE])
+    place = "".join(letter if letter.isprintable() else "�" for letter in place[:MAX_FIELD_CHARACTERS])
     return _problem(422, f"{place}: {first['msg']}" if place else first["msg"])
 
 

@@ -10,17 +10,17 @@ import torch
 from torch import Tensor
 
 from torchcaps.errors import UserError, did_you_mean
-from torchcaps.explain.perturb import affine
 from torchcaps.explain.placement import has_placement, lattice_lengths, read_poses
 from torchcaps.explain.sweep import SWEEP
-from torchcaps.explain.votes import Debate, debate, view
+from torchcaps.explain.votes import RoutingTrace, routing_trace, view
 from torchcaps.models import CapsuleModel, ImageModel, Placement
+from torchcaps.robustness.perturb import affine
 from torchcaps.serve import answers, requests
 from torchcaps.serve.answers import numbers
-from torchcaps.serve.exhibits import Exhibit
 from torchcaps.serve.pictures import coloured, data_url, missing, strip
 from torchcaps.serve.poses import placements_of
 from torchcaps.serve.reading import answered, decoded, draw, longest, look
+from torchcaps.serve.served_models import ServedModel
 
 PICTURED = 7  # points of a curve that are shown as pictures
 AT_ONCE = 8  # images of a curve that go through a model before others get their turn
@@ -30,23 +30,23 @@ VIEWS = 24  # of images, the same: a model may look at each of them many times
 class Explorer:
     """Stateless: an answer depends on its question alone, whatever was asked before or is asked at the same time."""
 
-    def __init__(self, exhibits: Sequence[Exhibit]):
-        self.exhibits = {exhibit.name: exhibit for exhibit in exhibits}
-        self.default = exhibits[0].name
+    def __init__(self, served_models: Sequence[ServedModel]):
+        self.served_models = {served.name: served for served in served_models}
+        self.default = served_models[0].name
         self._turn = Lock()  # a model uses all cores: two questions at once would only be in each other's way
 
     def models(self) -> answers.ModelsAnswer:
-        models = [exhibit.describe() for exhibit in self.exhibits.values()]
+        models = [served.describe() for served in self.served_models.values()]
         return answers.ModelsAnswer(default=self.default, models=models)
 
     def predict(self, question: requests.PredictRequest) -> answers.PredictAnswer:
         """What a picture shows, and the picture again as its capsules describe it."""
-        exhibit = self._exhibit(question.model)
-        _check_classes(question.decode or [], exhibit.model)
-        image = exhibit.see(question.image)
+        served = self._exhibit(question.model)
+        _check_classes(question.decode or [], served.model)
+        image = served.see(question.image)
         with self._asking():
-            seen = look(exhibit, image, question)
-            classes, familiarity = answered(exhibit.model, image, seen.output, question.reject)
+            seen = look(served, image, question)
+            classes, familiarity = answered(served.model, image, seen.output, question.reject)
         lengths, placement = seen.output.lengths[0], seen.output.placement
         together = lacking = error = None
         if seen.redrawn is not None:
@@ -56,7 +56,7 @@ class Explorer:
             lacking = data_url(missing(image.mean(0), whole.mean(0)))
             error = numbers((image - whole).square().mean())
         return answers.PredictAnswer(
-            model=exhibit.name,
+            model=served.name,
             seen=data_url(image),
             lengths=numbers(lengths),
             winners=longest(lengths, question.top),
@@ -71,11 +71,11 @@ class Explorer:
 
     def reconstruct(self, question: requests.ReconstructRequest) -> answers.ReconstructAnswer:
         """The picture that a pose stands for; when asked, with each dimension changed in turn."""
-        exhibit = self._exhibit(question.model)
-        _check_classes([question.class_], exhibit.model)
-        image = None if question.compare is None else exhibit.see(question.compare)
+        served = self._exhibit(question.model)
+        _check_classes([question.class_], served.model)
+        image = None if question.compare is None else served.see(question.compare)
         with self._asking():
-            drawn = draw(exhibit, question)
+            drawn = draw(served, question)
         picture = drawn.pictures[0]
         return answers.ReconstructAnswer(
             reconstruction=data_url(picture),
@@ -86,12 +86,12 @@ class Explorer:
 
     def lattice(self, question: requests.LatticeRequest) -> answers.LatticeAnswer:
         """How long the class capsules are in each view of a picture."""
-        exhibit = self._exhibit(question.model)
-        model, image = exhibit.poses, exhibit.see(question.image)
+        served = self._exhibit(question.model)
+        model, image = served.poses, served.see(question.image)
         with self._asking():
             lengths_ASJ, seen = lattice_lengths(model, image), read_poses(model, image[None])
         return answers.LatticeAnswer(
-            model=exhibit.name,
+            model=served.name,
             seen=data_url(image),
             angles=list(model.lattice.angles),
             scales=list(model.lattice.scales),
@@ -102,13 +102,13 @@ class Explorer:
 
     def routing(self, question: requests.RoutingRequest) -> answers.RoutingAnswer:
         """Which parts speak for which class, iteration by iteration."""
-        exhibit = self._exhibit(question.model)
-        (types, rows, columns), part = exhibit.parts, question.part
+        served = self._exhibit(question.model)
+        (types, rows, columns), part = served.parts, question.part
         if part is not None and not (part.type < types and part.row < rows and part.column < columns):
-            raise UserError(f"part: {exhibit.name} has {types} types of parts in {rows} rows and {columns} columns")
-        image = exhibit.see(question.image)
+            raise UserError(f"part: {served.name} has {types} types of parts in {rows} rows and {columns} columns")
+        image = served.see(question.image)
         with self._asking():
-            said = debate(exhibit.capsules, image, question.iterations)
+            said = routing_trace(served.capsules, image, question.iterations)
         support_RJTHW, couplings_RJTHW = (
             values_RIJ.unflatten(1, (types, rows, columns)).movedim(-1, 1)
             for values_RIJ in (said.support, said.couplings)
@@ -117,26 +117,26 @@ class Explorer:
         coupling_RJHW = (couplings_RJTHW * lengths_THW).sum(2) / lengths_THW.sum(0).clamp_min(1e-12)
         told = (said.lengths, said.entropy, support_RJTHW.sum(2), support_RJTHW.sum((3, 4)), coupling_RJHW)
         return answers.RoutingAnswer(
-            model=exhibit.name,
+            model=served.name,
             seen=data_url(image),
             lengths_of_parts=numbers(lengths_THW),
             steps=[
                 answers.Step(lengths=lengths, entropy=entropy, support=support, types=by_type, coupling=coupling)
                 for lengths, entropy, support, by_type, coupling in zip(*map(numbers, told))
             ],
-            part=None if part is None else _part(exhibit, said, part),
+            part=None if part is None else _part(served, said, part),
         )
 
     def transform(self, question: requests.TransformRequest) -> answers.TransformAnswer:
         """The picture moved, what the models then answer, and their answers all along one of the moves."""
-        exhibit = self._exhibit(question.model)
-        rival = self._rival(exhibit)
-        image = exhibit.see(question.image)[None]
+        served = self._exhibit(question.model)
+        rival = self._rival(served)
+        image = served.see(question.image)[None]
         moves = {name: getattr(question, name) for name in requests.MOVES}
         values = [] if question.along is None else _along(question.along, question.steps)
         path = [moves, *({**moves, question.along: value} for value in values)]
         moved = torch.cat([affine(image, **each) for each in path])
-        lengths_BJ, placement = self._read(exhibit, moved)  # in one go: an image alone takes twice as long
+        lengths_BJ, placement = self._read(served, moved)  # in one go: an image alone takes twice as long
         lengths, placements = numbers(lengths_BJ), None if placement is None else placements_of(placement)
         chances = None if rival is None else numbers(self._read(rival, moved)[0])
         curve = None
@@ -152,7 +152,7 @@ class Explorer:
                 pictured=[values[index] for index in shown],
             )
         return answers.TransformAnswer(
-            model=exhibit.name,
+            model=served.name,
             seen=data_url(moved[0]),
             lengths=lengths[0],
             placements=placements and placements[0],
@@ -160,21 +160,21 @@ class Explorer:
             curve=curve,
         )
 
-    def _exhibit(self, name: str | None) -> Exhibit:
-        found = self.exhibits.get(self.default if name is None else name)
+    def _exhibit(self, name: str | None) -> ServedModel:
+        found = self.served_models.get(self.default if name is None else name)
         if found is None:
-            raise UserError(f"model: {did_you_mean(name or '', self.exhibits)}")
+            raise UserError(f"model: {did_you_mean(name or '', self.served_models)}")
         return found
 
-    def _rival(self, exhibit: Exhibit) -> Exhibit | None:
+    def _rival(self, served: ServedModel) -> ServedModel | None:
         """The model to compare with, if it sees pictures of the same size."""
-        others = (other for other in self.exhibits.values() if other.role == "comparison" and other is not exhibit)
-        return next((other for other in others if other.model.image_shape == exhibit.model.image_shape), None)
+        others = (other for other in self.served_models.values() if other.role == "comparison" and other is not served)
+        return next((other for other in others if other.model.image_shape == served.model.image_shape), None)
 
-    def _read(self, exhibit: Exhibit, images: Tensor) -> tuple[Tensor, Placement | None]:
+    def _read(self, served: ServedModel, images: Tensor) -> tuple[Tensor, Placement | None]:
         """Lengths and placements, each (B, J); a few images at a time, so that nobody waits for a whole curve."""
-        model, found, placed = exhibit.model, [], []
-        for some in images.split(max(1, min(AT_ONCE, VIEWS // exhibit.views))):
+        model, found, placed = served.model, [], []
+        for some in images.split(max(1, min(AT_ONCE, VIEWS // served.views))):
             with self._asking():  # no decoder draws: nobody looks at it
                 if has_placement(model):
                     seen = read_poses(model, some)
@@ -214,8 +214,8 @@ def _sweep(drawn: Tensor, dimensions: int, parts: list[answers.PartSweep]) -> an
     return answers.Sweep(values=list(SWEEP), picture=data_url(rows), parts=parts, **sizes)
 
 
-def _part(exhibit: Exhibit, said: Debate, part: requests.Part) -> answers.PartAnswer:
-    model, (_, rows, columns) = exhibit.capsules, exhibit.parts
+def _part(served: ServedModel, said: RoutingTrace, part: requests.Part) -> answers.PartAnswer:
+    model, (_, rows, columns) = served.capsules, served.parts
     index = (part.type * rows + part.row) * columns + part.column
     _, height, width = model.image_shape
     (top, bottom), (left, right) = view(model, 0).of(part.row, height), view(model, 1).of(part.column, width)

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from torchcaps.errors import UserError
 
-MOST_BYTES = 1 << 20  # of a picture file
-MOST_SIDE = 2048  # of a picture file
+MAX_BYTES = 1 << 20  # of a picture file
+MAX_SIDE_PIXELS = 2048  # of a picture file
 FORMATS = ("PNG", "JPEG", "WEBP")  # no other decoder of Pillow ever sees what a client sent
 BOX = 20 / 28  # share of the picture that the ink of MNIST was fitted into
 FAINT = 0.1  # below it, a pixel is paper
@@ -30,7 +30,7 @@ def decode_base64(text: str) -> bytes:
         head, comma, text = text.partition(",")
         if not comma or not head.endswith(";base64"):
             raise UserError("the picture's data URL must be base64: data:image/png;base64,…")
-    if len(text) > 4 * (MOST_BYTES // 3 + 1):
+    if len(text) > 4 * (MAX_BYTES // 3 + 1):
         raise UserError("the picture is larger than 1 MiB: make it smaller")
     try:
         return base64.b64decode(text, validate=True)
@@ -43,18 +43,22 @@ def decode_picture(data: bytes) -> Tensor:
 
     The size is read from the header and refused there, so that a small file never becomes a large picture.
     """
-    if len(data) > MOST_BYTES:
+    if len(data) > MAX_BYTES:
         raise UserError("the picture is larger than 1 MiB: make it smaller")
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             width, height = image.size
-            if max(width, height) > MOST_SIDE:
-                raise UserError(f"the picture has {width}×{height} pixels: at most {MOST_SIDE}×{MOST_SIDE} are read")
+            if max(width, height) > MAX_SIDE_PIXELS:
+                raise UserError(
+                    f"the picture has {width}×{height} pixels: at most {MAX_SIDE_PIXELS}×{MAX_SIDE_PIXELS} are read"
+                )
             grey = _grey(ImageOps.exif_transpose(image))
     except UserError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):  # of readers that look even before us
-        raise UserError(f"the picture has far too many pixels: at most {MOST_SIDE}×{MOST_SIDE} are read") from None
+        raise UserError(
+            f"the picture has far too many pixels: at most {MAX_SIDE_PIXELS}×{MAX_SIDE_PIXELS} are read"
+        ) from None
     except Image.UnidentifiedImageError:
         raise UserError("the picture is no PNG, JPEG or WebP file") from None
     except Exception:

@@ -14,9 +14,9 @@ from torchcaps.models import CapsuleModel, ImageModel, Output
 from torchcaps.predict import answer
 from torchcaps.serve import answers, requests
 from torchcaps.serve.answers import numbers
-from torchcaps.serve.exhibits import Exhibit
 from torchcaps.serve.pictures import coloured, data_url
 from torchcaps.serve.poses import placement_from, standing_of, sweep_parts
+from torchcaps.serve.served_models import ServedModel
 
 
 class Seen(NamedTuple):
@@ -35,12 +35,12 @@ class Seen(NamedTuple):
     upright: Tensor | None = None
 
 
-def look(exhibit: Exhibit, image: Tensor, question: requests.PredictRequest) -> Seen:
+def look(served: ServedModel, image: Tensor, question: requests.PredictRequest) -> Seen:
     """Ask a model about a picture (C, H, W), and have it draw the longest classes or those asked for."""
-    model, iterations = exhibit.model, question.iterations
+    model, iterations = served.model, question.iterations
     if has_placement(model):
         if iterations is not None:
-            raise UserError(f"iterations: {exhibit.name} does not route; omit it")
+            raise UserError(f"iterations: {served.name} does not route; omit it")
         output = model(image[None])
         chosen = question.decode or longest(output.lengths[0], question.top)
         if model.decoder is None:
@@ -49,7 +49,7 @@ def look(exhibit: Exhibit, image: Tensor, question: requests.PredictRequest) -> 
         return Seen(output, chosen, draw_placed(model, stands), draw_upright(model, stands))
     if question.decode is None and iterations is None and not isinstance(model, CapsuleModel):
         return Seen(model(image[None]), [])
-    capsules = exhibit.capsules
+    capsules = served.capsules
     parents, _ = capsules.classes.route(capsules.children_of(image[None]), iterations or capsules.classes.iterations)
     chosen = question.decode or longest(parents.activation[0], question.top)
     redrawn = capsules.reconstruct_each(parents, torch.tensor([chosen]))[0]  # type: ignore[index]
@@ -101,19 +101,19 @@ class Drawn(NamedTuple):
     parts: list[answers.PartSweep]
 
 
-def draw(exhibit: Exhibit, question: requests.ReconstructRequest) -> Drawn:
+def draw(served: ServedModel, question: requests.ReconstructRequest) -> Drawn:
     """Draw the capsule that a client gives."""
-    model = exhibit.model
-    D = model.class_dim if has_placement(model) else exhibit.capsules.classes.out_dim
+    model = served.model
+    D = model.class_dim if has_placement(model) else served.capsules.classes.out_dim
     if len(question.pose) != D:
-        raise UserError(f"pose: a capsule of {exhibit.name} has {D} dimensions, got {len(question.pose)}")
+        raise UserError(f"pose: a capsule of {served.name} has {D} dimensions, got {len(question.pose)}")
     changes = torch.zeros(1, D)
     if question.sweep:
         changes = torch.cat([changes, shifts(SWEEP, D).to(changes).flatten(0, 1)])
     capsules_ND = torch.tensor(question.pose) + changes
     if has_placement(model):
         if model.decoder is None:
-            raise UserError(f"{exhibit.name} has no decoder: it cannot draw what a capsule saw")
+            raise UserError(f"{served.name} has no decoder: it cannot draw what a capsule saw")
         placement = placement_from(question.placement, model)
         classes = torch.full((len(changes),), question.class_)
         upright = model.draw_upright(capsules_ND[:1], classes[:1])[0]
@@ -122,7 +122,7 @@ def draw(exhibit: Exhibit, question: requests.ReconstructRequest) -> Drawn:
         parts = sweep_parts(model, capsules_ND[0], question.class_, placement) if question.sweep else []
         return Drawn(pictures, upright, parts)
     if question.placement is not None:
-        raise UserError(f"placement: {exhibit.name} does not say how a class stands; omit it")
+        raise UserError(f"placement: {served.name} does not say how a class stands; omit it")
     masked = torch.zeros(len(changes), model.num_classes, D)
     masked[:, question.class_] = capsules_ND
-    return Drawn(exhibit.capsules.decoder(masked), None, [])  # type: ignore[misc]
+    return Drawn(served.capsules.decoder(masked), None, [])  # type: ignore[misc]

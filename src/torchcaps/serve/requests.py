@@ -6,10 +6,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
-MOST_TEXT = 1_400_200  # base64 of 1 MiB, and the words of a data URL before it
-MOST_ROWS = 1024  # of an array of pixels, and values in a row
-MOST_CLASSES = 1000
-MOST_FIELDS = 32  # of an object: more than any question has
+MAX_TEXT_CHARACTERS = 1_400_200  # base64 of 1 MiB, and the words of a data URL before it
+MAX_ROWS = 1024  # of an array of pixels, and values in a row
+MAX_CLASSES = 1000
+MAX_FIELDS = 32  # of an object: more than any question has
 IMAGES = ("image", "compare")  # the fields that hold one: below them, the kind of image is no part of the path
 MOVES = {  # of a picture, and how far each may go
     "rotate": (-180.0, 180.0),
@@ -44,7 +44,7 @@ class Picture(Request):
     model_config = _example(SEVEN)
 
     png: str = Field(
-        max_length=MOST_TEXT,
+        max_length=MAX_TEXT_CHARACTERS,
         description="A PNG, JPEG or WebP file in base64, with or without `data:image/png;base64,` before it: at most "
         "1 MiB and 2048×2048 pixels. Dark ink on light paper is inverted.",
     )
@@ -60,13 +60,13 @@ def _whole(value: Any) -> Any:
 
 WHOLE = BeforeValidator(_whole)
 Level = Annotated[float, Field(ge=0, le=1)]
-Row = Annotated[list[Level], Field(min_length=1, max_length=MOST_ROWS, fail_fast=True)]
+Row = Annotated[list[Level], Field(min_length=1, max_length=MAX_ROWS, fail_fast=True)]
 
 
 class Pixels(Request):
     """The grey values themselves."""
 
-    pixels: Annotated[list[Row], Field(min_length=1, max_length=MOST_ROWS, fail_fast=True)] = Field(
+    pixels: Annotated[list[Row], Field(min_length=1, max_length=MAX_ROWS, fail_fast=True)] = Field(
         description="Rows of the model's own size; 1 is white ink, 0 black paper.",
     )
 
@@ -78,7 +78,7 @@ def too_many_fields(value: Any) -> bool:
     """
     if not isinstance(value, dict):
         return False
-    return len(value) > MOST_FIELDS or any(too_many_fields(each) for each in value.values())
+    return len(value) > MAX_FIELDS or any(too_many_fields(each) for each in value.values())
 
 
 def _kind(value: Any) -> str:
@@ -89,7 +89,7 @@ def _kind(value: Any) -> str:
 
 AnyImage = Annotated[Annotated[Picture, Tag("png")] | Annotated[Pixels, Tag("pixels")], Discriminator(_kind)]
 Name = Annotated[str | None, Field(max_length=200, description="A name that /api/model lists; the first if left away.")]
-ClassIndex = Annotated[int, Field(ge=0, lt=MOST_CLASSES), WHOLE]
+ClassIndex = Annotated[int, Field(ge=0, lt=MAX_CLASSES), WHOLE]
 Iterations = Annotated[
     Annotated[int, Field(ge=1, le=10), WHOLE] | None,
     Field(description="Of routing; the model's own if left away."),

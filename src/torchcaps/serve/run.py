@@ -21,14 +21,14 @@ def serve(name: str, host: str, port: int, console: Console) -> None:
         from torchcaps.serve.app import LOOPBACK, create_app
     except ModuleNotFoundError as error:
         raise UserError(f"the explorer needs {error.name}: install it with pip install 'torchcaps[serve]'") from None
-    from torchcaps.serve.exhibits import open_exhibits
     from torchcaps.serve.explorer import Explorer
+    from torchcaps.serve.served_models import open_models
 
     with _listen(host, port) as listening:
         address, port = listening.getsockname()[:2]
         local = is_loopback(address)
         names = (*LOOPBACK, _in_url(address), _in_url(host.lower()))
-        app = create_app(Explorer(open_exhibits(name)), hosts=names if local else None)
+        app = create_app(Explorer(open_models(name)), hosts=names if local else None)
         place = f"http://{_in_url(host or address)}:{port}"
         console.print(f"the explorer is at {place} (Ctrl-C ends it)", soft_wrap=True, highlight=False, markup=False)
         if not local:

@@ -9,13 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from torchcaps.data import Dataset, Segments
-from torchcaps.explain import perturb
+from torchcaps.data import Dataset, SegmentationDataset
 from torchcaps.explain.familiarity import KEPT, score_images
-from torchcaps.explain.measure import BATCH, tidy
-from torchcaps.explain.needs import evaluating
 from torchcaps.explain.strokes import stroke_width
+from torchcaps.metrics.measure import BATCH, tidy
 from torchcaps.models import ImageModel, PoseCaps
+from torchcaps.models.evaluating import evaluating
+from torchcaps.robustness import perturb
 
 FEWEST = 20  # validation images
 STROKES = 0.9  # share of the training images that must show strokes
@@ -28,7 +28,9 @@ THICKENED = (-0.5, 0.5, 1.0)  # steps of `perturb.thicken`
 SCALED = (0.85, 1.15)  # factors of `perturb.scale`
 
 
-def none_threshold(model: ImageModel, validation: Dataset | Segments | None, kept: float = KEPT) -> float | None:
+def none_threshold(
+    model: ImageModel, validation: Dataset | SegmentationDataset | None, kept: float = KEPT
+) -> float | None:
     """Find the familiarity that a given share of the validation images reaches.
 
     Args:
@@ -45,7 +47,7 @@ def none_threshold(model: ImageModel, validation: Dataset | Segments | None, kep
 
 
 def calibrate_thickness(
-    model: ImageModel, train: Dataset | Segments, validation: Dataset | Segments | None
+    model: ImageModel, train: Dataset | SegmentationDataset, validation: Dataset | SegmentationDataset | None
 ) -> dict[str, Any]:
     """Fit how the width of strokes is read, and have the model read it if it does so on images held out.
 

@@ -22,8 +22,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from torchcaps.errors import UserError
-from torchcaps.models import Discriminator, ImageModel
-from torchcaps.models.tensors import (
+from torchcaps.io.tensors import (
     Metadata,
     Unavailable,
     Unreadable,
@@ -33,7 +32,8 @@ from torchcaps.models.tensors import (
     read_tensors,
     write_tensors,
 )
-from torchcaps.train.pieces import in_pieces, like, whole
+from torchcaps.models import Discriminator, ImageModel
+from torchcaps.train.dtensor import in_pieces, like, whole
 
 log = logging.getLogger("torchcaps")
 
@@ -46,7 +46,7 @@ class State:
     """All that a run must have to go on exactly where it was.
 
     average     the model whose weights are the running mean of the trained one's, if the recipe asks for it
-    rival       the discriminator that a generator learns from, with an optimiser of its own
+    discriminator       the discriminator that a generator learns from, with an optimiser of its own
     generator   makes every random number of augmentation, and of the noise that images are drawn with
     epoch, batch, step   finished epochs, finished batches of this epoch, finished steps in all
     totals      sums over this epoch so far, for its line in the history
@@ -67,8 +67,8 @@ class State:
     history: list[dict[str, float]] = field(default_factory=list)
     best: float | None = None
     data: str = ""
-    rival: Discriminator | None = None
-    rival_optimizer: torch.optim.Optimizer | None = None
+    discriminator: Discriminator | None = None
+    discriminator_optimizer: torch.optim.Optimizer | None = None
 
     @property
     def final(self) -> ImageModel:
@@ -78,12 +78,12 @@ class State:
     @property
     def networks(self) -> dict[str, nn.Module]:
         """All that has weights, by the name it has in a checkpoint."""
-        named = {"model": self.model, "average": self.average, "rival": self.rival}
+        named = {"model": self.model, "average": self.average, "discriminator": self.discriminator}
         return {name: network for name, network in named.items() if network is not None}
 
     @property
     def optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        named = {"optimizer": self.optimizer, "rival_optimizer": self.rival_optimizer}
+        named = {"optimizer": self.optimizer, "discriminator_optimizer": self.discriminator_optimizer}
         return {name: optimizer for name, optimizer in named.items() if optimizer is not None}
 
 

@@ -9,16 +9,16 @@ from typing import Any
 
 import torch
 
-from torchcaps.data import MASK_SOURCES, Dataset, Segments, Splits, load_data, named_data
+from torchcaps.data import MASK_SOURCES, Dataset, SegmentationDataset, Splits, load_data, named_data
 from torchcaps.errors import UserError
 from torchcaps.explain.familiarity import count_rejected, own_threshold, score_images
 from torchcaps.losses import multi_hot
-from torchcaps.models import ImageModel, PixelModel, SynthesisModel
-from torchcaps.train import engine
+from torchcaps.metrics.scores import score
+from torchcaps.models import ImageModel, SegmentationModel, SynthesisModel
+from torchcaps.train import loop
 from torchcaps.train.recipe import LossSection
-from torchcaps.train.scores import score
-from torchcaps.train.segment import Segment, evaluate_masks
-from torchcaps.train.tasks import Classify
+from torchcaps.train.tasks.classification import ClassificationTask
+from torchcaps.train.tasks.segmentation import SegmentationTask, evaluate_masks
 
 
 def evaluate_model(
@@ -33,14 +33,16 @@ def evaluate_model(
                second pass over the images, which are scored as they are, without views.
     """
     if isinstance(model, SynthesisModel):
-        raise UserError("this model draws images: they are judged by `torchcaps.train.judge`, or `torchcaps eval`")
-    if isinstance(model, PixelModel):
+        raise UserError(
+            "this model draws images: they are judged by `torchcaps.train.experiments.judge`, or `torchcaps eval`"
+        )
+    if isinstance(model, SegmentationModel):
         if views:
             raise UserError("--views: it is for models that name a class, not for those that find masks")
         return _evaluate_pixels(model, data)
     dataset, name = images_to_test_on(model, data)
-    task = Classify.for_model(model, dataset, LossSection())
-    result = engine.evaluate(model, dataset, task, views)
+    task = ClassificationTask.for_model(model, dataset, LossSection())
+    result = loop.evaluate(model, dataset, task, views)
     figures = {
         "data": name,
         "accuracy": result.right,
@@ -59,8 +61,8 @@ def evaluate_model(
 def evaluate_together(models: Sequence[ImageModel]) -> dict[str, Any]:
     """The same for several models of one kind that answer together, by the mean of their lengths."""
     dataset, name = images_to_test_on(models[0])
-    task = Classify.for_model(models[0], dataset, LossSection())
-    lengths = torch.stack([engine.evaluate(model, dataset, task).lengths for model in models]).mean(0)
+    task = ClassificationTask.for_model(models[0], dataset, LossSection())
+    lengths = torch.stack([loop.evaluate(model, dataset, task).lengths for model in models]).mean(0)
     accuracy = task.correct(lengths, dataset.targets).mean().item()
     return {"data": name, "accuracy": accuracy, "error": 1 - accuracy, "n": len(dataset)}
 
@@ -89,20 +91,20 @@ def warn_if_changed(model: ImageModel, splits: Splits[Any]) -> None:
         warnings.warn("the data has changed since training: its test split may hold images trained on", stacklevel=5)
 
 
-def _evaluate_pixels(model: PixelModel, data: str | None) -> dict[str, Any]:
+def _evaluate_pixels(model: SegmentationModel, data: str | None) -> dict[str, Any]:
     settings, name = _mask_settings(model, data)
-    segments: Segments = _part_to_test_on(model, data, load_data(**settings))
+    segments: SegmentationDataset = _part_to_test_on(model, data, load_data(**settings))
     if segments.num_classes != model.num_classes:
         raise UserError(
             f"{name} has {segments.num_classes} classes, the model {model.num_classes}: they do not compare"
         )
-    result = evaluate_masks(model, segments, Segment.for_model(model, LossSection()))
+    result = evaluate_masks(model, segments, SegmentationTask.for_model(model, LossSection()))
     scores = score(result.found, segments, model.class_names)
     figures = {**scores.means(), "loss": result.loss, "n": len(segments)}
     return {"data": name, **figures, "per_class": scores.per_class(), "images": scores.rows()}
 
 
-def _mask_settings(model: PixelModel, data: str | None) -> tuple[dict[str, Any], str]:
+def _mask_settings(model: SegmentationModel, data: str | None) -> tuple[dict[str, Any], str]:
     """Arguments of load_data that give masks whose values mean what they did in training."""
     own = model.trained_by.get("data")
     if data is None:

@@ -10,14 +10,15 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from torchcaps.bounded import size_of
 from torchcaps.data import SOURCES
 from torchcaps.errors import UserError, did_you_mean
-from torchcaps.train.strict_yaml import BadYaml, read_yaml
+from torchcaps.io.limits import size_of
+from torchcaps.io.strict_yaml import BadYaml, read_yaml
 
 NonNegative = Annotated[float, Field(ge=0)]
-MOST_BYTES = 1 << 18  # of a recipe
-MOST_PROBLEMS = 5  # named in one message
+MAX_BYTES = 1 << 18  # of a recipe
+RECIPES_DIR = Path(str(resources.files("torchcaps"))) / "recipes"
+MAX_PROBLEMS = 5  # named in one message
 
 
 class Section(BaseModel):
@@ -174,7 +175,7 @@ class Recipe(Section):
 
 def list_recipes() -> list[str]:
     """The recipes that come with the package."""
-    return sorted(path.stem for path in _book().glob("*.yaml"))
+    return sorted(path.stem for path in RECIPES_DIR.glob("*.yaml"))
 
 
 def load_recipe(name_or_path: str, overrides: list[str] | tuple[str, ...] = ()) -> Recipe:
@@ -182,11 +183,11 @@ def load_recipe(name_or_path: str, overrides: list[str] | tuple[str, ...] = ()) 
     path = Path(name_or_path)
     shipped = path.suffix not in (".yaml", ".yml")
     if shipped:
-        path = _book() / f"{name_or_path}.yaml"
+        path = RECIPES_DIR / f"{name_or_path}.yaml"
         if not path.is_file():
             raise UserError(f"there is no recipe called {name_or_path!r}: {did_you_mean(name_or_path, list_recipes())}")
-    if size_of(path) > MOST_BYTES:
-        raise UserError(f"recipe {path} cannot be read: it has more than {MOST_BYTES:,} bytes")
+    if size_of(path) > MAX_BYTES:
+        raise UserError(f"recipe {path} cannot be read: it has more than {MAX_BYTES:,} bytes")
     try:
         tree = read_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, BadYaml) as error:
@@ -209,8 +210,8 @@ def make_recipe(tree: dict[str, Any], overrides: list[str] | tuple[str, ...] = (
         recipe = Recipe.model_validate(tree)
     except ValidationError as error:
         problems = [_explain(problem) for problem in error.errors()]
-        more = [f"and {len(problems) - MOST_PROBLEMS} more"] if len(problems) > MOST_PROBLEMS else []
-        raise UserError(f"recipe {called}: " + "; ".join(problems[:MOST_PROBLEMS] + more)) from error
+        more = [f"and {len(problems) - MAX_PROBLEMS} more"] if len(problems) > MAX_PROBLEMS else []
+        raise UserError(f"recipe {called}: " + "; ".join(problems[:MAX_PROBLEMS] + more)) from error
     for name in recipe.also:
         if name not in SOURCES:
             raise UserError(f"recipe {called}: also: there is no data set {name!r}: {did_you_mean(name, SOURCES)}")
@@ -241,7 +242,3 @@ def _explain(problem: Any) -> str:
             section = ClaimSection if part == "claim" else section.model_fields[part].annotation
         return f"{'.'.join(where)} is not a setting: {did_you_mean(where[-1], section.model_fields)}"
     return f"{'.'.join(where)}: {problem['msg'].lower()}, got {reprlib.repr(problem['input'])}"
-
-
-def _book() -> Path:
-    return Path(str(resources.files("torchcaps"))) / "recipes"

@@ -13,29 +13,29 @@ import torch
 from rich.console import Console
 
 from torchcaps._version import __version__
-from torchcaps.data import Dataset, Segments, Splits, epoch_size, load_data, num_batches
+from torchcaps.data import Dataset, SegmentationDataset, Splits, epoch_size, load_data, num_batches
 from torchcaps.errors import UserError
+from torchcaps.metrics.scores import Scores, as_csv, score
+from torchcaps.metrics.similarity import ssim
 from torchcaps.models import ImageModel, load, save
-from torchcaps.train import engine
+from torchcaps.train import loop
 from torchcaps.train.calibrate import calibrate_thickness, none_threshold
+from torchcaps.train.callbacks import Follower, RunWatcher
 from torchcaps.train.checkpoint import State, clear, copy_state, load_checkpoint, reason, save_checkpoint, untouched
-from torchcaps.train.divergence import ADVICE, Diverged
-from torchcaps.train.drawing_report import write_drawing_report
+from torchcaps.train.cudagraph import repeatable
+from torchcaps.train.distributed import Distributed
+from torchcaps.train.environment import commit, machine, versions
 from torchcaps.train.evaluate import evaluate_model
-from torchcaps.train.guard import alone, enough_memory, kept, writing
-from torchcaps.train.likeness import ssim
-from torchcaps.train.machine import commit, machine, versions
-from torchcaps.train.mask_report import write_mask_report
+from torchcaps.train.failures import alone, enough_memory, kept, writing
+from torchcaps.train.nonfinite import ADVICE, Diverged
 from torchcaps.train.recipe import Recipe, load_recipe
-from torchcaps.train.report import write_report, write_whole
-from torchcaps.train.scores import Scores, as_csv, score
-from torchcaps.train.segment import Masks, Segment
-from torchcaps.train.setup import make_state, seeded
-from torchcaps.train.step import repeatable
-from torchcaps.train.synthesise import Drawings, Synthesise
-from torchcaps.train.tasks import Task
-from torchcaps.train.team import Team
-from torchcaps.train.watch import Follower, RunWatcher
+from torchcaps.train.reports.classification import write_report, write_whole
+from torchcaps.train.reports.segmentation import write_mask_report
+from torchcaps.train.reports.synthesis import write_drawing_report
+from torchcaps.train.state import make_state, seeded
+from torchcaps.train.tasks.classification import Task
+from torchcaps.train.tasks.segmentation import Masks, SegmentationTask
+from torchcaps.train.tasks.synthesis import Drawings, SynthesisTask
 
 
 def start_run(
@@ -54,7 +54,7 @@ def start_run(
     shard           each process has a piece of every weight, of its gradient and its moments
     """
     team = _meet(recipe, device, devices, nodes, shard)
-    return _run(recipe, team.first_says(lambda: _new_folder(recipe, out)), team, console, resume=False)
+    return _run(recipe, team.broadcast_from_main(lambda: _new_folder(recipe, out)), team, console, resume=False)
 
 
 def resume_run(
@@ -77,11 +77,11 @@ def resume_run(
     return _run(recipe, folder, _meet(recipe, device, devices, nodes, shard), console, resume=True)
 
 
-def _meet(recipe: Recipe, device: str, devices: int, nodes: int, shard: bool) -> Team:
+def _meet(recipe: Recipe, device: str, devices: int, nodes: int, shard: bool) -> Distributed:
     """All processes of the run; those that nobody has started yet are started."""
-    fabric = engine.make_fabric(device, recipe.train.precision, devices, nodes, shard)
+    fabric = loop.make_fabric(device, recipe.train.precision, devices, nodes, shard)
     fabric.launch()
-    return Team(fabric)
+    return Distributed(fabric)
 
 
 def _new_folder(recipe: Recipe, out: Path | None) -> Path:
@@ -91,29 +91,29 @@ def _new_folder(recipe: Recipe, out: Path | None) -> Path:
     return folder
 
 
-def _run(recipe: Recipe, folder: Path, team: Team, console: Console | None, resume: bool) -> Path:
+def _run(recipe: Recipe, folder: Path, team: Distributed, console: Console | None, resume: bool) -> Path:
     console = console if console is not None and team.first else Console(quiet=True)
     with ExitStack() as locked, team.together():
         locked.enter_context(repeatable(recipe.train.deterministic))
         if resume:
-            team.first_says(lambda: locked.enter_context(alone(folder, "make it writable, or move the run")))
+            team.broadcast_from_main(lambda: locked.enter_context(alone(folder, "make it writable, or move the run")))
         locked.enter_context(enough_memory(recipe, folder, resume))
         return _train(recipe, folder, team, console, resume, locked)
 
 
-def _train(recipe: Recipe, folder: Path, team: Team, console: Console, resume: bool, locked: ExitStack) -> Path:
+def _train(recipe: Recipe, folder: Path, team: Distributed, console: Console, resume: bool, locked: ExitStack) -> Path:
     started, device = datetime.now().astimezone(), team.fabric.device
     splits = load_data(**recipe.data.model_dump())
     if recipe.train.stop_at is not None and splits.validation is None:
         raise UserError("train.stop_at is for validation images: hold some out with data.validation")
-    if recipe.also and isinstance(splits.train, Segments):
+    if recipe.also and isinstance(splits.train, SegmentationDataset):
         raise UserError(f"also: {', '.join(recipe.also)} have classes, and this recipe learns masks; leave it out")
     with seeded(recipe.train.seed, device):
         state, task = make_state(recipe, splits.train, device, torch.device("cpu") if team.in_pieces else None)
         state.data = splits.fingerprint()
         if resume:
             _load(state, folder, splits, team, console)
-            if engine.finished(state, recipe.train, task.measure) and (folder / "summary.json").is_file():
+            if loop.finished(state, recipe.train, task.measure) and (folder / "summary.json").is_file():
                 more = "add more with --epochs" if state.epoch >= recipe.train.epochs else "it reached train.stop_at"
                 raise UserError(f"{folder} has finished its {state.epoch} epochs: {more}")
         trained = _in_pieces(state, recipe, team) if team.in_pieces else state
@@ -121,23 +121,25 @@ def _train(recipe: Recipe, folder: Path, team: Team, console: Console, resume: b
             torch.cuda.reset_peak_memory_stats(device)
         if not team.first:
             torch.manual_seed(recipe.train.seed + 1_000_003 * team.rank + state.step)  # dropout of its own
-        team.first_says(lambda: _prepare_folder(recipe, folder, resume, locked))
+        team.broadcast_from_main(lambda: _prepare_folder(recipe, folder, resume, locked))
         _announce(recipe, splits, state.model, team, console)
         examples = epoch_size(splits.train, recipe.augment.crop) * recipe.train.repeat
         steps = num_batches(examples, recipe.train.batch_size)
         watcher = RunWatcher(folder, recipe.train, steps, console, task.measure) if team.first else Follower()
-        with team.parting(engine.Interrupted), watcher.watching(state):
+        with team.parting(loop.Interrupted), watcher.watching(state):
             shown = _shown(watcher, state, team)
             try:
-                engine.train(trained, splits.train, splits.validation, task, recipe, team.fabric, shown)
+                loop.train(trained, splits.train, splits.validation, task, recipe, team.fabric, shown)
                 if team.in_pieces:
                     copy_state(trained, state, keep=team.first)
             except Diverged as error:
                 raise UserError(f"{error}. {kept(folder)}; {ADVICE}") from error
-            except engine.Interrupted:
+            except loop.Interrupted:
                 if team.in_pieces:
                     copy_state(trained, state, keep=team.first)
-                team.first_says(lambda: _save(state, folder))  # a process that ended now would end the first as well
+                team.broadcast_from_main(
+                    lambda: _save(state, folder)
+                )  # a process that ended now would end the first as well
                 again = f" --devices {team.size} --shard" if team.in_pieces else ""
                 console.print(
                     f"\nstopped after step {state.step}; go on with:  torchcaps train --resume {folder}{again}",
@@ -157,27 +159,27 @@ def _save(state: State, folder: Path) -> None:
         save_checkpoint(state, folder / "checkpoints")
 
 
-def _in_pieces(state: State, recipe: Recipe, team: Team) -> State:
-    from torchcaps.train.shards import share_out  # which not every build of PyTorch can import
+def _in_pieces(state: State, recipe: Recipe, team: Distributed) -> State:
+    from torchcaps.train.fsdp import share_out  # which not every build of PyTorch can import
 
     return share_out(state, recipe, team.fabric)
 
 
-def _shown(watcher: Follower, state: State, team: Team) -> engine.Watcher:
+def _shown(watcher: Follower, state: State, team: Distributed) -> loop.Watcher:
     """Whoever looks on at a model in pieces sees a whole one."""
     if not team.in_pieces:
         return watcher
-    from torchcaps.train.shards import Gathering
+    from torchcaps.train.fsdp import Gathering
 
     return Gathering(watcher, state, team)
 
 
-def _load(state: State, folder: Path, splits: Splits[Any], team: Team, console: Console) -> None:
+def _load(state: State, folder: Path, splits: Splits[Any], team: Distributed, console: Console) -> None:
     """The first process goes first: it moves a damaged file out of the way of the others."""
-    if team.first_says(lambda: untouched(folder / "checkpoints")):
+    if team.broadcast_from_main(lambda: untouched(folder / "checkpoints")):
         console.print(f"{folder} was stopped before anything was saved: it begins again", soft_wrap=True, markup=False)
         return
-    found = team.first_says(lambda: load_checkpoint(state, folder / "checkpoints"))
+    found = team.broadcast_from_main(lambda: load_checkpoint(state, folder / "checkpoints"))
     if not team.first:
         load_checkpoint(state, folder / "checkpoints")
     for damaged in found:
@@ -212,7 +214,7 @@ def _make_folder(folder: Path) -> None:
         raise UserError(f"cannot write to {folder}: {reason(error)}; choose another folder with --out") from error
 
 
-def _announce(recipe: Recipe, splits: Splits[Any], model: ImageModel, team: Team, console: Console) -> None:
+def _announce(recipe: Recipe, splits: Splits[Any], model: ImageModel, team: Distributed, console: Console) -> None:
     sizes = [f"{len(splits.train):,} to train on"]
     sizes += [
         f"{len(part):,} {name}" for name, part in (("validation", splits.validation), ("test", splits.test)) if part
@@ -259,7 +261,7 @@ def _finish(
     save(model, folder / "model")
     parts = {"validation": splits.validation, "test": splits.test if recipe.train.read_test else None}
     measured = {name: part for name, part in parts.items() if part is not None}
-    results: dict[str, Any] = {name: engine.evaluate(model, part, task) for name, part in measured.items()}
+    results: dict[str, Any] = {name: loop.evaluate(model, part, task) for name, part in measured.items()}
     scores = {
         name: score(result.found, measured[name], model.class_names)
         for name, result in results.items()
@@ -306,9 +308,9 @@ def _finish(
     }
     shown = next((name for name in ("test", "validation") if name in results), "")
     part = measured[shown] if shown else splits.train.subset(torch.arange(0))
-    if isinstance(task, Segment):
+    if isinstance(task, SegmentationTask):
         report = _report_masks(folder, page, part, results.get(shown), scores.get(shown))
-    elif isinstance(task, Synthesise):
+    elif isinstance(task, SynthesisTask):
         report = write_drawing_report(folder / "report.html", **page, drawings=results.get(shown))
     else:
         report = _report_classes(folder, page, part, results.get(shown))
@@ -323,11 +325,11 @@ def _finish(
     console.print(f"report  {report}\nmodel   {folder / 'model'}", highlight=False, soft_wrap=True, markup=False)
 
 
-def _origin(recipe: Recipe, data: Dataset | Segments, state: State) -> dict[str, Any]:
+def _origin(recipe: Recipe, data: Dataset | SegmentationDataset, state: State) -> dict[str, Any]:
     """What a model says about where it comes from."""
     labels = {"multi_label": data.multi_label, "labels_each": data.labels_each} if isinstance(data, Dataset) else {}
     about = {"recipe": recipe.name, "seed": recipe.train.seed, "data": recipe.data.model_dump(mode="json")}
-    judge = {"judge": recipe.judge} if state.rival is not None else {}
+    judge = {"judge": recipe.judge} if state.discriminator is not None else {}
     return {**about, **labels, **judge, "fingerprint": state.data}
 
 
@@ -343,7 +345,7 @@ def _overlaps(scores: Mapping[str, Scores]) -> dict[str, Any]:
 
 
 def _structure(results: Mapping[str, Any]) -> dict[str, Any]:
-    """What a summary has of drawn images beyond their likeness."""
+    """What a summary has of drawn images beyond their similarity."""
     return {
         f"{short}_ssim": ssim(results[name].images, [image.float() / 255 for image in results[name].real.images])
         for short, name in (("val", "validation"), ("test", "test"))
@@ -351,7 +353,7 @@ def _structure(results: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _report_classes(folder: Path, page: dict[str, Any], part: Dataset, result: engine.Result | None) -> Path:
+def _report_classes(folder: Path, page: dict[str, Any], part: Dataset, result: loop.Result | None) -> Path:
     model = page["model"]
     return write_report(
         folder / "report.html",
@@ -365,7 +367,7 @@ def _report_classes(folder: Path, page: dict[str, Any], part: Dataset, result: e
 
 
 def _report_masks(
-    folder: Path, page: dict[str, Any], part: Segments, result: Masks | None, scores: Scores | None
+    folder: Path, page: dict[str, Any], part: SegmentationDataset, result: Masks | None, scores: Scores | None
 ) -> Path:
     if scores is not None:
         write_whole(folder / "images.csv", as_csv(scores))

@@ -15,9 +15,9 @@ import torch
 from torchcaps.errors import UserError
 from torchcaps.models import ImageModel, SynthesisModel, load
 from torchcaps.models.files import write_model
+from torchcaps.train.environment import commit
 from torchcaps.train.evaluate import evaluate_model
-from torchcaps.train.judge import judge
-from torchcaps.train.machine import commit
+from torchcaps.train.experiments.judge import judge
 
 CARD = """# {name}
 

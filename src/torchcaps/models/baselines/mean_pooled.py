@@ -17,7 +17,7 @@ class MeanPooled(ImageModel):
     multi_label: bool
 
     def forward(self, images: Tensor, targets: Tensor | None = None, *, each: Tensor | None = None) -> Output:
-        """Classify images (B, C, H, W) in [0, 1]. The rest is not used: all models are called alike."""
+        """ClassificationTask images (B, C, H, W) in [0, 1]. The rest is not used: all models are called alike."""
         features = self.layers(self.normalise(images)).mean((-2, -1))
         logits = at_least_float32(self.head(features))
         return Output(logits.sigmoid() if self.multi_label else logits.softmax(-1), logits=logits)

@@ -12,7 +12,7 @@ from torch.nn import functional
 from torchcaps.errors import UserError
 from torchcaps.models.synthesis import Grain, SynthesisModel
 
-DEEPEST = 8  # halvings of the paper's 256×256
+MAX_DEPTH = 8  # halvings of the paper's 256×256
 DROPPED = 3  # the first layers on the way up have dropout
 
 
@@ -37,7 +37,7 @@ class Pix2Pix(SynthesisModel):
         **about: Any,
     ):
         side = min(image_shape[1:], default=1)
-        depth = min(DEEPEST, (side & -side).bit_length() - 1) if depth is None else depth
+        depth = min(MAX_DEPTH, (side & -side).bit_length() - 1) if depth is None else depth
         super().__init__(image_shape, num_classes, z=z, **about)
         if noise not in ("broadcast", "dropout"):
             raise UserError(f"pix2pix: noise must be 'broadcast' or 'dropout', got {noise!r}")

@@ -89,7 +89,7 @@ class StrongCNN(ImageModel):
         self.log_sharpness = nn.Parameter(torch.zeros(1)) if lattice_use == "train" else None
 
     def forward(self, images: Tensor, targets: Tensor | None = None, *, each: Tensor | None = None) -> Output:
-        """Classify images (B, C, H, W) in [0, 1]. The rest is not used: all models are called alike."""
+        """ClassificationTask images (B, C, H, W) in [0, 1]. The rest is not used: all models are called alike."""
         logits_BGJ = self._logits_of_views(self.normalise(images))
         if self.answer == "sigmoid":
             scores_BGJ = logits_BGJ.sigmoid()

@@ -11,13 +11,13 @@ from torch.nn import functional
 
 from torchcaps.errors import UserError
 from torchcaps.models.base import Output
-from torchcaps.models.pixels import PixelModel
+from torchcaps.models.segmentation import SegmentationModel
 from torchcaps.ops.squash import at_least_float32
 
-DEEPEST = 12  # 4,096 pixels of an image are then one
+MAX_DEPTH = 12  # 4,096 pixels of an image are then one
 
 
-class UNet(PixelModel):
+class UNet(SegmentationModel):
     """Two convolutions at each resolution, down to the coarsest and up again, where the way down is seen once more.
 
     Convolutions are padded, so that the answer is as large as the image; the paper's lose two pixels each.
@@ -41,8 +41,8 @@ class UNet(PixelModel):
         super().__init__(image_shape, num_classes, **about)
         if channels < 1 or depth < 1:
             raise UserError(f"unet: channels and depth must be at least 1, got {channels} and {depth}")
-        if depth > DEEPEST:
-            raise UserError(f"unet: depth must be at most {DEEPEST}, got {depth}")
+        if depth > MAX_DEPTH:
+            raise UserError(f"unet: depth must be at most {MAX_DEPTH}, got {depth}")
         widths = [channels * 2**level for level in range(depth + 1)]
         inputs = [self.image_shape[0], *widths]
         self.down = nn.ModuleList(_convolutions(a, b, batch_norm) for a, b in zip(inputs, widths))

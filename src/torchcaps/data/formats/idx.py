@@ -1,0 +1,63 @@
+"""The IDX format of the MNIST family, and the pair of image and label files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from torchcaps.data.dataset import Dataset
+from torchcaps.errors import UserError
+from torchcaps.io.limits import Readable, opened, read_up_to, size_in_bytes
+
+UNSIGNED_BYTES = 0x08
+AGAIN = "delete it and fetch it again"
+
+
+def read_idx(path: str | Path, dimensions: int | None = None) -> Tensor:
+    """The array in an IDX file of unsigned bytes, gzipped or not.
+
+    dimensions  how many axes it must have: 3 for images (N, H, W), 1 for labels (N,)
+    """
+    path = Path(path)
+    with opened(path, "fetch it again") as (file, at_most):
+        return _parse(file, path, dimensions, at_most)
+
+
+def read_idx_pair(images: Path, labels: Path, class_names: tuple[str, ...]) -> Dataset:
+    """Greyscale images with their labels: (N, 1, H, W) from an IDX file of images and one of labels."""
+    pixels, ids = read_idx(images, 3), read_idx(labels, 1)
+    if len(pixels) != len(ids):
+        raise UserError(f"{images} has {len(pixels)} images but {labels} has {len(ids)} labels: fetch both again")
+    if len(ids) and int(ids.max()) >= len(class_names):
+        raise UserError(f"{labels} has the label {int(ids.max())}, but there are only {len(class_names)} classes")
+    return Dataset(pixels[:, None], ids.long(), class_names)
+
+
+def _parse(file: Readable, path: Path, dimensions: int | None, at_most: int) -> Tensor:
+    magic = file.read(4)
+    if len(magic) < 4 or magic[:2] != b"\0\0":
+        raise UserError(f"{path} is not an IDX file: it starts with {magic.hex(' ') or 'nothing'}, not with 00 00")
+    if magic[2] != UNSIGNED_BYTES:
+        raise UserError(f"{path} holds IDX type 0x{magic[2]:02x}; only unsigned bytes (0x08) are images or labels")
+    axes = magic[3]
+    if axes < 1 or (dimensions is not None and axes != dimensions):
+        raise UserError(
+            f"{path} has {axes} dimensions where {dimensions or 'at least 1'} are expected: "
+            "are the files of images and labels swapped?"
+        )
+    header = file.read(4 * axes)
+    shape = tuple(int.from_bytes(header[4 * i : 4 * i + 4], "big") for i in range(axes))
+    expected = size_in_bytes(shape, 1)
+    if len(header) < 4 * axes or expected is None:
+        raise UserError(f"{path} has the wrong length, or a damaged header of {axes} dimensions: {AGAIN}")
+    # The header is not trusted with an allocation before the file could possibly hold that much.
+    body = read_up_to(file, expected + 1) if expected <= at_most else bytearray()
+    if len(body) != expected:
+        held = "more" if len(body) > expected else "less"
+        raise UserError(
+            f"{path} has the wrong length: its header promises {expected:,} bytes {shape} and it holds {held}; {AGAIN}"
+        )
+    # frombuffer refuses an empty buffer, and an empty set of images is a legal file
+    return torch.frombuffer(body, dtype=torch.uint8).view(shape) if body else torch.empty(shape, dtype=torch.uint8)

@@ -1,0 +1,187 @@
+"""Numeric fields of one struct in a MATLAB file of level 5, and nothing else of it.
+
+SciPy's reader takes any such file, and for that it trusts sizes, unpacks what it is given and follows cells into cells
+until the stack ends. Here a file has as many bytes as it has, what is not asked for is passed over, and nothing nests.
+"""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from torchcaps.io.limits import PIECE, Readable, opened, read_up_to, size_in_bytes, unpacked
+
+MATRIX, COMPRESSED = 14, 15  # kinds of element beside numbers
+NUMBERS = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8", 12: "i8", 13: "u8"}
+STRUCT = 2
+CLASSES = {6: "f8", 7: "f4", 8: "i1", 9: "u1", 10: "i2", 11: "u2", 12: "i4", 13: "u4", 14: "i8", 15: "u8"}
+LEVEL_5, HDF5 = 1, 2
+MAX_FIELDS, MAX_NAME_BYTES = 64, 64
+
+
+class DamagedMat(Exception):
+    """Why a file cannot be read."""
+
+
+class NotLevel5(DamagedMat):
+    """A MATLAB file of version 7.3, which is HDF5."""
+
+
+def read_struct(path: Path, variable: str, wanted: tuple[str, ...], remedy: str) -> dict[str, np.ndarray] | None:
+    """Those of the wanted fields that the variable has; None where no variable of the name is a struct of one element.
+
+    returns  numbers in the shape that MATLAB shows; of what is no array of numbers, an empty array of objects
+    """
+    with opened(path, remedy) as (file, at_most):
+        source = _Source(file, at_most)
+        header = bytes(source.take(128))
+        order = {b"IM": "<", b"MI": ">"}.get(header[126:])
+        if order is None:
+            raise DamagedMat("it does not start as one")
+        version = header[125 if order == "<" else 124]
+        if version == HDF5:
+            raise NotLevel5("it is HDF5")
+        if version != LEVEL_5:
+            raise DamagedMat(f"its version is {version}")
+        while source.left >= 8:
+            kind, size = source.long_tag(order)
+            part = inside = source.part(size)
+            if kind == COMPRESSED:
+                unzipped = _Source(_Inflated(part), unpacked(size))
+                kind, size = unzipped.long_tag(order)
+                inside = unzipped.part(size)
+            if kind != MATRIX:
+                raise DamagedMat(f"an element of type {kind} where a variable should be")
+            if (found := _read_variable(inside, order, variable, wanted)) is not None:
+                return found
+            part.skip(part.left)
+    return None
+
+
+def _read_variable(source: _Source, order: str, variable: str, wanted: tuple[str, ...]) -> dict[str, np.ndarray] | None:
+    kind, shape, name = _read_head(source, order)
+    if name != variable.encode() or kind != STRUCT or any(side != 1 for side in shape):
+        return None
+    length = _integers(source.element(order, 4), order)
+    names = source.element(order, MAX_FIELDS * MAX_NAME_BYTES)[1]
+    if len(length) != 1 or not 1 <= length[0] <= MAX_NAME_BYTES or len(names) % length[0]:
+        raise DamagedMat("the names of its fields are damaged")
+    fields: dict[str, np.ndarray] = {}
+    for start in range(0, len(names), length[0]):
+        field = bytes(names[start : start + length[0]]).split(b"\0")[0].decode("ascii", "replace")
+        matrix, size = source.long_tag(order)
+        if matrix != MATRIX:
+            raise DamagedMat(f"the field {field} is damaged")
+        part = source.part(size)
+        if field in wanted:
+            fields[field] = _read_numbers(part, order) if size else np.empty(0, dtype=object)
+        part.skip(part.left)
+    return fields
+
+
+def _read_head(source: _Source, order: str) -> tuple[int, tuple[int, ...], bytes]:
+    """Class, shape and name of an array."""
+    flags = _integers(source.element(order, 8), order)
+    shape = _integers(source.element(order, 256), order)
+    name = source.element(order, MAX_NAME_BYTES)[1]
+    if len(flags) != 2 or not shape or min(shape) < 0:
+        raise DamagedMat("the head of an array is damaged")
+    return flags[0] & 0xFF, shape, bytes(name)
+
+
+def _read_numbers(source: _Source, order: str) -> np.ndarray:
+    kind, shape, _ = _read_head(source, order)
+    if kind not in CLASSES:
+        return np.empty(0, dtype=object)
+    stored, data = source.element(order, source.left)
+    # numbers are stored as the shortest type that holds them, whatever the array's own is
+    code = order + NUMBERS.get(stored, "V0")
+    if stored not in NUMBERS or size_in_bytes(shape, np.dtype(code).itemsize) != len(data):
+        raise DamagedMat(f"an array of {'×'.join(map(str, shape))} has {len(data):,} bytes of type {stored}")
+    with np.errstate(invalid="ignore"):  # of a number that the array's own type cannot hold
+        return np.ndarray(shape, code, buffer=data, order="F").astype(CLASSES[kind], copy=False)
+
+
+def _integers(element: tuple[int, bytes | bytearray], order: str) -> tuple[int, ...]:
+    kind, data = element
+    if kind not in (5, 6) or len(data) % 4:
+        raise DamagedMat(f"{len(data)} bytes of type {kind} where whole numbers should be")
+    return tuple(np.frombuffer(data, order + "i4").tolist())
+
+
+class _Source:
+    """Bytes one after the other, of which `left` may still be read."""
+
+    def __init__(self, file: Readable, left: int) -> None:
+        self.file, self.left = file, left
+
+    def read(self, size: int, /) -> bytes:
+        data = self.file.read(min(size, self.left))
+        self.left -= len(data)
+        return data
+
+    def take(self, size: int) -> bytearray:
+        if size > self.left:
+            raise DamagedMat("its parts are longer than it is")
+        data = read_up_to(self, size)
+        if len(data) < size:
+            raise DamagedMat("it ends early")
+        return data
+
+    def part(self, size: int) -> _Source:
+        """The next bytes as a source of their own."""
+        if size > self.left:
+            raise DamagedMat("its parts are longer than it is")
+        return _Source(self, size)
+
+    def skip(self, size: int) -> None:
+        while size:
+            size -= len(self.take(min(size, PIECE)))
+
+    def tag(self, order: str) -> tuple[int, int, bytes | None]:
+        """Type and size of the next element; its bytes, too, where there are no more than four."""
+        tag = self.take(8)
+        first, second = np.frombuffer(tag, order + "u4").tolist()
+        if first >> 16 == 0:
+            return first, second, None
+        if first >> 16 > 4:
+            raise DamagedMat("a small element of more than four bytes")
+        return first & 0xFFFF, first >> 16, bytes(tag[4 : 4 + (first >> 16)])
+
+    def long_tag(self, order: str) -> tuple[int, int]:
+        kind, size, small = self.tag(order)
+        if small is not None:
+            raise DamagedMat("four bytes where an array should be")
+        return kind, size
+
+    def element(self, order: str, most: int) -> tuple[int, bytes | bytearray]:
+        """Type and bytes of the next element, of no more than `most`."""
+        kind, size, small = self.tag(order)
+        if small is not None:
+            return kind, small
+        if size > most:
+            raise DamagedMat(f"an element of {size:,} bytes where at most {most:,} fit")
+        data = self.take(size)
+        self.skip(min(-size % 8, self.left))  # elements begin at multiples of eight
+        return kind, data
+
+
+class _Inflated:
+    """What a compressed element holds, unpacked no further than it is read."""
+
+    def __init__(self, packed: _Source) -> None:
+        self.packed, self.inflate, self.ready = packed, zlib.decompressobj(), b""
+
+    def read(self, size: int, /) -> bytes:
+        while not self.ready and not self.inflate.eof and size:
+            fresh = self.inflate.unconsumed_tail or self.packed.read(1 << 16)
+            try:
+                self.ready = self.inflate.decompress(fresh, 1 << 20)
+            except zlib.error as error:
+                raise DamagedMat(str(error)) from error
+            if not fresh:
+                break
+        data, self.ready = self.ready[:size], self.ready[size:]
+        return data

@@ -1,0 +1,1 @@
+"""Files of every kind: limits, whole writes, tensors, YAML and arrays."""

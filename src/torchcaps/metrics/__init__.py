@@ -1,0 +1,1 @@
+"""Figures of merit: classification, segmentation, similarity of images."""

@@ -1,0 +1,1 @@
+"""Suites that measure models on changed images."""

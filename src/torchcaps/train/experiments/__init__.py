@@ -1,0 +1,1 @@
+"""Several runs: results over seeds, runs repeated, generators judged."""

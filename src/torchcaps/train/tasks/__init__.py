@@ -1,0 +1,1 @@
+"""Tasks: what is learned, and how it is measured and reported."""
