@@ -50,7 +50,7 @@ def training_step(model: ImageModel, batch: int, compiled: str) -> Call:
     device = model.device
     images = torch.rand(batch, *model.image_shape, device=device)
     targets = torch.arange(batch, device=device) % model.num_classes
-    task = ClassificationTask.for_model(model, Dataset(images, targets, model.class_names), LossSection())
+    task = ClassificationTask.make(model, Dataset(images, targets, model.class_names), LossSection())
     model.train().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     rate = torch.tensor(1e-3, device=device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, fused=True, capturable=True)

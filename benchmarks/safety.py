@@ -23,18 +23,20 @@ from torch import Tensor
 
 from torchcaps.data import Dataset
 from torchcaps.train import loop
-from torchcaps.train.callbacks import Quiet, pause
+from torchcaps.train.callbacks import Callback, pause
 from torchcaps.train.checkpoint import State, save_checkpoint
+from torchcaps.train.distributed import make_fabric
 from torchcaps.train.environment import machine
-from torchcaps.train.nonfinite import Divergence
+from torchcaps.train.nonfinite import NonfiniteGuard
 from torchcaps.train.recipe import Recipe, load_recipe
-from torchcaps.train.state import make_state, seeded
+from torchcaps.train.setup import make_state
+from torchcaps.train.state import seeded
 from torchcaps.train.tasks.classification import Task
 
 RESULTS = Path(__file__).parent / "results"
 
 
-class Unlooked(Divergence):
+class Unlooked(NonfiniteGuard):
     """The loop without it: nothing is looked at, and optimisers are told nothing."""
 
     def __init__(self, device: torch.device, optimizers: object, step: int, skips: bool):
@@ -45,11 +47,11 @@ class Unlooked(Divergence):
 
 @contextmanager
 def looking(asked: bool) -> Iterator[None]:
-    before, loop.Divergence = loop.Divergence, Divergence if asked else Unlooked  # type: ignore[misc]
+    before, loop.NonfiniteGuard = loop.NonfiniteGuard, NonfiniteGuard if asked else Unlooked  # type: ignore[misc]
     try:
         yield
     finally:
-        loop.Divergence = before  # type: ignore[misc]
+        loop.NonfiniteGuard = before  # type: ignore[misc]
 
 
 def made(device: torch.device, images: int) -> tuple[Recipe, Dataset, State, Task]:
@@ -66,7 +68,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--rounds", type=int, default=11)
     asked = parser.parse_args()
-    fabric = loop.make_fabric(asked.device, "auto")
+    fabric = make_fabric(asked.device, "auto")
     cuda = fabric.device.type == "cuda"
     recipe, data, state, task = made(fabric.device, 60_000 if cuda else 768)
 
@@ -74,7 +76,7 @@ def main() -> None:
         """Seconds; on CUDA without the first steps, which are compiled."""
         state.epoch = state.step = state.batch = 0
         longer = recipe.model_copy(update={"train": recipe.train.model_copy(update={"epochs": 2 if cuda else 1})})
-        loop.train(state, data, None, task, longer, fabric, Quiet())
+        loop.train(state, data, None, task, longer, fabric, Callback())
         return len(data) / state.history[-1]["images_per_second"]
 
     times: dict[bool, list[float]] = {True: [], False: []}

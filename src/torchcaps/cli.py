@@ -57,8 +57,8 @@ for _name, _command in COMMANDS.items():
 def main() -> NoReturn:
     """Run the command line; a user's mistake ends in one message and exit code 2."""
     code = _run()
-    if team := sys.modules.get("torchcaps.train.distributed"):
-        team.leave(code)
+    if distributed := sys.modules.get("torchcaps.train.distributed"):
+        distributed.exit_without_teardown(code)
     sys.exit(code)
 
 

@@ -18,7 +18,7 @@ from torchcaps.data import sources
 from torchcaps.errors import UserError
 from torchcaps.layers.routings import ROUTINGS, Routing
 from torchcaps.models import create_model
-from torchcaps.train.state import make_model
+from torchcaps.train.setup import make_model
 
 CPU = torch.device("cpu")
 DIGITS = (

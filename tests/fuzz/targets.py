@@ -27,8 +27,9 @@ from torchcaps.errors import UserError
 from torchcaps.exchange.convert import convert
 from torchcaps.io.npy import read_npy
 from torchcaps.models import load
-from torchcaps.train.checkpoint import LAST, State, load_checkpoint, save_checkpoint
+from torchcaps.train.checkpoint import LAST, load_checkpoint, save_checkpoint
 from torchcaps.train.recipe import load_recipe
+from torchcaps.train.state import State
 
 
 class Target(NamedTuple):

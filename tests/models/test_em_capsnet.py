@@ -46,7 +46,7 @@ def test_saved_with_the_temperature_it_was_trained_to(tmp_path):
 
 def test_temperature_and_margin_go_from_start_to_end():
     model = create_model("em_capsnet", inverse_temperature=(0.1, 0.5), **SMALL)
-    task = ClassificationTask.for_model(model, load_data("digits", image_size=28).train, LossSection())
+    task = ClassificationTask.make(model, load_data("digits", image_size=28).train, LossSection())
     assert set(task.weights) == {"spread"}
     seen = []
     for progress in (0.0, 0.5, 1.0):

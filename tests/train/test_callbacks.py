@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from torchcaps.train.callbacks import RunWatcher, pause
+from torchcaps.train.callbacks import RunCallback, pause
 from torchcaps.train.recipe import TrainSection
 
 
@@ -19,16 +19,16 @@ def test_seconds_between_two_checkpoints(save_every, took, seconds):
 
 
 def test_what_was_decided_for_an_epoch_stays_decided(tmp_path, monkeypatch):
-    watcher = RunWatcher(tmp_path, TrainSection(), 5, Console(quiet=True), "accuracy")
+    callback = RunCallback(tmp_path, TrainSection(), 5, Console(quiet=True), "accuracy")
     now = [100.0]
     monkeypatch.setattr("torchcaps.train.callbacks.time.perf_counter", lambda: now[0])
-    watcher._next_save = 101.0
+    callback._next_save = 101.0
     state = SimpleNamespace(step=5, best=0.9)
-    assert not watcher.wants(state, {"val_accuracy": 0.9})
+    assert not callback.needs_weights(state, {"val_accuracy": 0.9})
     now[0] = 102.0
-    assert not watcher.wants(state, {"val_accuracy": 0.9})  # time went by, but the weights were not put together
+    assert not callback.needs_weights(state, {"val_accuracy": 0.9})  # decided before, for this step
     state.step = 10
-    assert watcher.wants(state, {"val_accuracy": 0.5})
+    assert callback.needs_weights(state, {"val_accuracy": 0.5})
     now[0], state.step = 100.5, 15
-    assert watcher.wants(state, {"val_accuracy": 0.95})
-    assert not watcher.wants(SimpleNamespace(step=20, best=0.95), {})
+    assert callback.needs_weights(state, {"val_accuracy": 0.95})
+    assert not callback.needs_weights(SimpleNamespace(step=20, best=0.95), {})

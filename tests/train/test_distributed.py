@@ -17,10 +17,10 @@ import torch
 from safetensors.torch import load_file
 
 from torchcaps.errors import UserError
-from torchcaps.train import loop, run
+from torchcaps.train import run
 from torchcaps.train.checkpoint import saved_step
-from torchcaps.train.distributed import Distributed, torchrun_world_size
-from torchcaps.train.fsdp import share_out
+from torchcaps.train.distributed import Distributed, make_fabric, torchrun_world_size
+from torchcaps.train.fsdp import shard_state
 from torchcaps.train.recipe import load_recipe
 
 STEPS = 100
@@ -32,14 +32,14 @@ SETTINGS = [
 TRAIN = ["-m", "torchcaps", "train", "--device", "cpu"]
 
 
-def team(rank, size):
+def dist(rank, size):
     return Distributed(SimpleNamespace(global_rank=rank, world_size=size))
 
 
 @pytest.mark.parametrize(("examples", "size"), [(7, 1), (7, 2), (8, 3), (2, 3), (1, 4)])
 def test_parts_make_up_the_batch_and_their_weighted_means_its_mean(examples, size):
     batch = torch.arange(examples) + 1.0, None, torch.arange(examples)
-    parts = [team(rank, size).part(batch) for rank in range(size)]
+    parts = [dist(rank, size).shard_batch(batch) for rank in range(size)]
     assert torch.cat([part.values[0] for part in parts if part.counted]).equal(batch[0])
     assert all(part.values[1] is None and part.values[2].equal(part.values[0].long() - 1) for part in parts)
     assert sum(part.weight * part.values[0].mean() for part in parts) / size == pytest.approx(batch[0].mean())
@@ -54,11 +54,11 @@ def test_what_torchrun_started_is_taken_up(monkeypatch):
 
 
 def test_an_error_that_has_nothing_to_do_with_others_stays_what_it_is():
-    with pytest.raises(RuntimeError, match="shapes"), team(0, 2).together():
+    with pytest.raises(RuntimeError, match="shapes"), dist(0, 2).report_lost_rank():
         raise RuntimeError("shapes")
-    with pytest.raises(UserError, match="another process of this run has ended"), team(0, 2).together():
+    with pytest.raises(UserError, match="another process of this run has ended"), dist(0, 2).report_lost_rank():
         raise RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:2345")
-    with pytest.raises(RuntimeError, match="peer"), team(0, 1).together():
+    with pytest.raises(RuntimeError, match="peer"), dist(0, 1).report_lost_rank():
         raise RuntimeError("Connection closed by peer")
 
 
@@ -66,13 +66,13 @@ def test_more_devices_than_there_are(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(UserError, match="--devices 2: this machine has 1"):
-        loop.make_fabric("cuda", "fp32", devices=2)
+        make_fabric("cuda", "fp32", devices=2)
 
 
 def test_one_process_in_a_job_of_several_tasks_is_alone(monkeypatch):
     for name, value in {"SLURM_NTASKS": 2, "SLURM_JOB_ID": 1, "SLURM_PROCID": 1, "SLURM_LOCALID": 1}.items():
         monkeypatch.setenv(name, str(value))
-    fabric = loop.make_fabric("cpu", "fp32")
+    fabric = make_fabric("cpu", "fp32")
     fabric.launch()
     assert (fabric.world_size, fabric.global_rank, str(fabric.device)) == (1, 0, "cpu")
 
@@ -276,17 +276,17 @@ SPOILED = """
 import math, os, sys
 from pathlib import Path
 from torchcaps.train import run
-from torchcaps.train import loop
 from torchcaps.train.recipe import load_recipe
+from torchcaps.train.tasks import base
 
-real, calls = loop.combine, []
+real, calls = base.combine, []
 
 def combine(*values):
     calls.append(1)
     loss = real(*values)
     return loss * math.nan if len(calls) == 2 and os.environ["RANK"] == "1" else loss
 
-loop.combine = combine
+base.combine = combine
 run.start_run(load_recipe("digits", sys.argv[2:]), out=Path(sys.argv[1]), device="cpu", shard=True)
 """
 
@@ -299,24 +299,24 @@ def test_a_loss_that_is_no_number_in_one_process_ends_all_in_the_same_step(tmp_p
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
     words, code = ended(started(*torchrun, str(tmp_path / "run"), *SETTINGS), within=60)
     assert code != 0
-    assert words.count("UserError: the loss became nan or infinite in step 2 (epoch 1)") == 2, words
+    assert words.count("UserError: the loss became NaN or infinite in step 2 (epoch 1)") == 2, words
 
 
 @pytest.mark.parametrize(
     ("recipe", "settings", "message"),
     [
-        ("digits", ["optim.name=muon"], "optim.name=muon turns whole matrices"),
-        ("digits", ["optim.sharpness=0.1"], "optim.sharpness moves whole weights"),
-        ("capspix2pix", [], "--shard is for one network"),
+        ("digits", ["optim.name=muon"], "optim.name=muon needs whole weights"),
+        ("digits", ["optim.sam_rho=0.1"], "optim.sam_rho needs whole weights"),
+        ("capspix2pix", [], "--shard supports one network"),
     ],
 )
 def test_what_cannot_be_in_pieces(recipe, settings, message):
     chosen = load_recipe(recipe, settings)
     state = SimpleNamespace(discriminator=object() if recipe == "capspix2pix" else None)
     with pytest.raises(UserError, match=message):
-        share_out(state, chosen, SimpleNamespace())
+        shard_state(state, chosen, SimpleNamespace())
 
 
 def test_pieces_need_several_processes():
-    with pytest.raises(UserError, match="--shard: weights are shared out among processes"):
-        loop.make_fabric("cpu", "fp32", shard=True)
+    with pytest.raises(UserError, match="--shard splits the weights among several processes"):
+        make_fabric("cpu", "fp32", shard=True)

@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from torchcaps.errors import UserError
-from torchcaps.train import callbacks, loop, run
+from torchcaps.train import callbacks, run
 from torchcaps.train.checkpoint import saved_step
 from torchcaps.train.experiments.rerun import compare_runs
-from torchcaps.train.failures import alone, enough_memory, kept
+from torchcaps.train.failures import enough_memory, lock_folder, saved_state
 from torchcaps.train.recipe import load_recipe
+from torchcaps.train.tasks import classification
 
 TINY = [
     *(
@@ -27,10 +28,19 @@ TINY = [
 ]
 
 
+def failing(error):
+    """A function that raises this."""
+
+    def fail(*args, **more):
+        raise error
+
+    return fail
+
+
 @pytest.fixture(autouse=True)
 def _blank_report(monkeypatch):
     """Drawing one takes longer than all else here."""
-    monkeypatch.setattr(run, "write_report", lambda path, **page: path)
+    monkeypatch.setattr(classification, "write_report", lambda path, **page: path)
 
 
 def recipe(*more):
@@ -40,14 +50,14 @@ def recipe(*more):
 @pytest.fixture
 def each_epoch(monkeypatch):
     """Call this after every epoch, before anything of it is written."""
-    real, calls = callbacks.RunWatcher._write_epoch, []
+    real, calls = callbacks.RunCallback._write_epoch, []
 
     def write(self, state, line):
         for call in calls:
             call(self.folder, int(line["epoch"]))
         real(self, state, line)
 
-    monkeypatch.setattr(callbacks.RunWatcher, "_write_epoch", write)
+    monkeypatch.setattr(callbacks.RunCallback, "_write_epoch", write)
     return calls.append
 
 
@@ -67,7 +77,7 @@ def test_a_second_run_in_the_same_folder_is_refused_and_the_first_goes_on(tmp_pa
 
 def test_the_folder_is_free_again_when_a_run_is_over(tmp_path):
     for _ in range(2):
-        with alone(tmp_path, "there is no way out"):
+        with lock_folder(tmp_path, "there is no way out"):
             pass
 
 
@@ -92,7 +102,7 @@ def test_what_cannot_be_written_ends_the_run_and_what_was_saved_goes_on(tmp_path
 
     monkeypatch.setattr(callbacks, "save_checkpoint", save)
     each_epoch(lambda folder, epoch: full.append(epoch) if epoch == 2 else None)
-    with pytest.raises(UserError, match=r"said by the system. Its state after step \d+ is safe; .* --resume"):
+    with pytest.raises(UserError, match=r"said by the system. The state after step \d+ is saved; .* --resume"):
         run.start_run(recipe(), out=tmp_path / "run", device="cpu")
     monkeypatch.setattr(callbacks, "save_checkpoint", real)
     run.resume_run(tmp_path / "run", device="cpu")
@@ -101,8 +111,8 @@ def test_what_cannot_be_written_ends_the_run_and_what_was_saved_goes_on(tmp_path
 
 def test_a_report_that_cannot_be_written_can_be_made_up_for(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(run, "write_report", lambda *a, **k: (_ for _ in ()).throw(OSError(errno.ENOSPC, "no room")))
-        with pytest.raises(UserError, match="no room.*go on with"):
+        patch.setattr(classification, "write_report", failing(OSError(errno.ENOSPC, "no room")))
+        with pytest.raises(UserError, match="no room.*resume with"):
             run.start_run(recipe("train.epochs=1"), out=tmp_path / "run", device="cpu")
     run.resume_run(tmp_path / "run", device="cpu")
     assert (tmp_path / "run" / "summary.json").is_file()
@@ -118,36 +128,34 @@ def test_a_report_that_cannot_be_written_can_be_made_up_for(tmp_path, monkeypatc
     ids=["CUDA", "CPU", "Python"],
 )
 def test_too_little_memory_says_what_takes_less(tmp_path, monkeypatch, error):
-    monkeypatch.setattr(loop, "train", lambda *a, **k: (_ for _ in ()).throw(error))
+    monkeypatch.setattr(run, "train", failing(error))
     with pytest.raises(UserError, match=r"too little memory for batches of 16: try train.batch_size=8, .*bf16"):
         run.start_run(recipe(), out=tmp_path / "run", device="cpu")
 
 
 def test_too_little_memory_for_a_run_that_goes_on_does_not_offer_what_is_fixed(tmp_path, monkeypatch):
     folder = run.start_run(recipe("train.epochs=1"), out=tmp_path / "run", device="cpu")
-    monkeypatch.setattr(loop, "train", lambda *a, **k: (_ for _ in ()).throw(MemoryError()))
-    with pytest.raises(
-        UserError, match=r"too little memory .*: resume it on a device with more.*after step \d+ is safe"
-    ):
+    monkeypatch.setattr(run, "train", failing(MemoryError()))
+    with pytest.raises(UserError, match=r"too little memory .*: resume on a device with more.*after step \d+ is saved"):
         run.resume_run(folder, ["train.epochs=2"], device="cpu")
 
 
 def test_too_little_memory_for_the_report_is_told_as_well(tmp_path, monkeypatch):
-    monkeypatch.setattr(run, "write_report", lambda *a, **k: (_ for _ in ()).throw(MemoryError()))
-    with pytest.raises(UserError, match=r"too little memory .*go on with"):
+    monkeypatch.setattr(classification, "write_report", failing(MemoryError()))
+    with pytest.raises(UserError, match=r"too little memory .*resume with"):
         run.start_run(recipe("train.epochs=1"), out=tmp_path / "run", device="cpu")
 
 
 def test_validation_takes_smaller_batches_where_memory_is_short(tmp_path, monkeypatch):
-    sizes, usual = [], loop._evaluate_batches
+    sizes, usual = [], classification.ClassificationTask._evaluate_batches
 
-    def narrow(model, dataset, task, views, size):
+    def narrow(task, model, dataset, views, size):
         sizes.append(size)
         if size > 64:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return usual(model, dataset, task, views, size)
+        return usual(task, model, dataset, views, size)
 
-    monkeypatch.setattr(loop, "_evaluate_batches", narrow)
+    monkeypatch.setattr(classification.ClassificationTask, "_evaluate_batches", narrow)
     folder = run.start_run(recipe("train.epochs=1"), out=tmp_path / "run", device="cpu")
     assert sizes[:3] == [256, 128, 64]
     monkeypatch.undo()
@@ -162,6 +170,6 @@ def test_other_errors_are_not_taken_for_it(tmp_path):
 
 
 def test_what_is_kept_is_told(tmp_path):
-    assert kept(tmp_path) == "Nothing had been saved yet"
+    assert saved_state(tmp_path) == "Nothing had been saved yet"
     folder = run.start_run(recipe("train.epochs=1"), out=tmp_path / "run", device="cpu")
-    assert f"after step {saved_step(folder / 'checkpoints')} is safe" in kept(folder)
+    assert f"after step {saved_step(folder / 'checkpoints')} is saved" in saved_state(folder)

@@ -10,7 +10,8 @@ from safetensors.torch import save_file
 from torchcaps.errors import UserError
 from torchcaps.io.tensors import checksum
 from torchcaps.models import create_model
-from torchcaps.train.checkpoint import LAST, State, load_checkpoint, save_checkpoint
+from torchcaps.train.checkpoint import LAST, load_checkpoint, save_checkpoint
+from torchcaps.train.state import State
 
 
 def make_state():
@@ -52,12 +53,12 @@ def test_an_unchanged_one_is_read_whole(rewrite):
     [
         ("[" * 100_000, {}, "not JSON"),
         ("{", {}, "not JSON"),
-        ("[]", {}, "does not say how far"),
-        ("{}", {}, "does not say how far"),
-        (None, {"model": 5}, "does not say how far"),  # which once replaced the model by 5
+        ("[]", {}, "progress fields are missing"),
+        ("{}", {}, "progress fields are missing"),
+        (None, {"model": 5}, "progress fields are missing"),  # which once replaced the model by 5
         (None, {"epoch": "two"}, "epoch is 'two'"),
         (None, {"epoch": True}, "epoch is True"),
-        (None, {"step": -1}, "less than nothing"),
+        (None, {"step": -1}, "progress is negative"),
         (None, {"history": {}}, "history is"),
         (None, {"best": float("nan")}, "best is nan"),
         (None, {"random/torch": torch.zeros(3)}, "another model"),
@@ -82,5 +83,5 @@ def test_a_damaged_one_is_refused_by_name(rewrite, text, changes, message):
     ],
 )
 def test_moments_that_are_not_of_these_weights(rewrite, changes, message):
-    with pytest.raises(UserError, match=f"is of another model: .*{message}"):
+    with pytest.raises(UserError, match=f"belongs to another model: .*{message}"):
         load_checkpoint(make_state(), rewrite(**changes))

@@ -1,6 +1,8 @@
 """Drawn images judged by a U-Net that learned from them."""
 
 import json
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,7 +11,10 @@ from torchcaps.data import SegmentationDataset, mask_sources
 from torchcaps.errors import UserError
 from torchcaps.models import create_model
 from torchcaps.train.experiments import judge as judging
-from torchcaps.train.experiments.judge import judge, judge_tables, pool
+from torchcaps.train.experiments.judge import judge, judge_tables
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+from judged import pool
 
 TINY = ("train.epochs=4", "model.channels=2", "model.depth=1", "train.batch_size=4")
 
@@ -29,7 +34,7 @@ def generator(name="capspix2pix", size=16, **options):
 
 def test_every_kind_of_images_trains_the_same_unet_for_as_many_steps(tmp_path, monkeypatch):
     steps, seen = [], []
-    real = judging.loop.train
+    real = judging.train
 
     def spy(state, data, *rest):
         real(state, data, *rest)
@@ -43,7 +48,7 @@ def test_every_kind_of_images_trains_the_same_unet_for_as_many_steps(tmp_path, m
         return compare(model, held_out, whole, unets)
 
     monkeypatch.setattr(judging, "_compare", spy_on_maps)
-    monkeypatch.setattr(judging.loop, "train", spy)
+    monkeypatch.setattr(judging, "train", spy)
     models = {"against": generator("pix2pix"), "names": ("caps", "pix")}
     result = judge(generator(), **models, seeds=2, overrides=TINY, out=tmp_path / "out")
     assert list(result["trained"]) == ["real", "caps", "pix", "real + caps"]

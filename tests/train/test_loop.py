@@ -12,11 +12,17 @@ from torchcaps.data.datasets.multimnist import multimnist_splits
 from torchcaps.errors import UserError
 from torchcaps.models import load
 from torchcaps.train import loop, run
-from torchcaps.train.callbacks import Quiet, RunWatcher
+from torchcaps.train import state as train_state
+from torchcaps.train.callbacks import Callback, RunCallback
 from torchcaps.train.checkpoint import load_checkpoint, save_checkpoint
-from torchcaps.train.evaluate import evaluate_model, evaluate_together
+from torchcaps.train.distributed import make_fabric
+from torchcaps.train.evaluate import evaluate_ensemble, evaluate_model
+from torchcaps.train.optim.ema import update_average
 from torchcaps.train.recipe import load_recipe, make_recipe
-from torchcaps.train.state import make_state, seeded
+from torchcaps.train.setup import make_state
+from torchcaps.train.state import seeded
+from torchcaps.train.tasks import ClassificationTask, classification
+from torchcaps.train.tasks.classification import moved_views
 
 TINY = [
     *("data.image_size=12", "data.limit=96", "data.validation=40", "data.test=40"),
@@ -33,7 +39,7 @@ def _no_pictures(request, monkeypatch):
         return path
 
     if request.function not in (test_run_leaves_a_whole_folder, test_pairs_are_learned_with_each_digit_reconstructed):
-        monkeypatch.setattr(run, "write_report", blank)
+        monkeypatch.setattr(classification, "write_report", blank)
 
 
 def tiny(*more):
@@ -77,8 +83,8 @@ def test_interrupted_and_resumed_run_is_bit_identical(tmp_path, monkeypatch, sto
     run.start_run(recipe, out=tmp_path / "whole", device="cpu")
     steps = []
     with monkeypatch.context() as patch:
-        patch.setattr(RunWatcher, "stopping", lambda self: len(steps) >= stop_after)
-        patch.setattr(RunWatcher, "step", lambda self, state, totals: steps.append(state.step))
+        patch.setattr(RunCallback, "should_stop", lambda self: len(steps) >= stop_after)
+        patch.setattr(RunCallback, "on_step", lambda self, state, totals: steps.append(state.step))
         with pytest.raises(loop.Interrupted):
             run.start_run(recipe, out=tmp_path / "cut", device="cpu")
     with pytest.raises(UserError, match="--resume"):
@@ -98,8 +104,8 @@ def test_recorded_run_interrupted_and_resumed_is_bit_identical(tmp_path, monkeyp
     run.start_run(recipe, out=tmp_path / "whole", device="cuda")
     steps = []
     with monkeypatch.context() as patch:
-        patch.setattr(RunWatcher, "stopping", lambda self: len(steps) >= 10)
-        patch.setattr(RunWatcher, "step", lambda self, state, totals: steps.append(state.step))
+        patch.setattr(RunCallback, "should_stop", lambda self: len(steps) >= 10)
+        patch.setattr(RunCallback, "on_step", lambda self, state, totals: steps.append(state.step))
         with pytest.raises(loop.Interrupted):
             run.start_run(recipe, out=tmp_path / "cut", device="cuda")
     run.resume_run(tmp_path / "cut", device="cuda")
@@ -156,7 +162,7 @@ def test_finished_run_says_so_and_can_be_extended(tmp_path):
 def test_trap_optimiser_is_not_rebuilt_each_epoch(tmp_path):
     recipe = tiny()
     state, task, data = _start(recipe)
-    loop.train(state, data.train, None, task, recipe, loop.make_fabric("cpu", "fp32"), Quiet())
+    loop.train(state, data.train, None, task, recipe, make_fabric("cpu", "fp32"), Callback())
     steps = {int(moments["step"]) for moments in state.optimizer.state.values()}
     assert steps == {state.step} == {6}
 
@@ -164,7 +170,7 @@ def test_trap_optimiser_is_not_rebuilt_each_epoch(tmp_path):
 def test_trap_no_augmentation_at_test_time():
     recipe = tiny("augment.rotate=90", "augment.shift=4")
     state, task, data = _start(recipe)
-    one, two = (loop.evaluate(state.model, data.test, task) for _ in range(2))
+    one, two = (task.evaluate(state.model, data.test) for _ in range(2))
     assert torch.equal(one.lengths, two.lengths)
     plain = state.model.eval()(state.model.prepare(data.test.images)).lengths
     assert torch.allclose(one.lengths, plain, atol=1e-6)
@@ -172,13 +178,13 @@ def test_trap_no_augmentation_at_test_time():
 
 def test_trap_checkpoint_is_not_chosen_on_the_test_set(tmp_path, monkeypatch):
     seen = []
-    real = loop.evaluate
+    real = ClassificationTask.evaluate
 
-    def spy(model, dataset, task):
+    def spy(task, model, dataset):
         seen.append(len(dataset))
-        return real(model, dataset, task)
+        return real(task, model, dataset)
 
-    monkeypatch.setattr(loop, "evaluate", spy)
+    monkeypatch.setattr(ClassificationTask, "evaluate", spy)
     run.start_run(tiny("train.select=best", "data.test=50", "train.epochs=3"), out=tmp_path / "run", device="cpu")
     assert seen.count(50) == 1
     assert seen[-1] == 50
@@ -203,9 +209,9 @@ def test_average_follows_the_weights():
     with torch.no_grad():
         for parameter in state.model.parameters():
             parameter.add_(1.0)
-    loop.update_average(state.average, state.model, decay=0.9, step=1001)  # between two updates
+    update_average(state.average, state.model, decay=0.9, step=1001)  # between two updates
     assert all(torch.equal(old, new) for old, new in zip(before, state.average.parameters()))
-    loop.update_average(state.average, state.model, decay=0.9, step=1000)  # one that stands for eight
+    update_average(state.average, state.model, decay=0.9, step=1000)  # one that stands for eight
     for old, new in zip(before, state.average.parameters()):
         assert torch.allclose(new, old + 1 - 0.9**8, atol=1e-6)
 
@@ -214,7 +220,7 @@ def test_statistics_of_batch_normalisation_are_averaged_like_the_weights_and_oth
     average, model = (nn.BatchNorm1d(2) for _ in range(2))
     model.running_mean.fill_(1.0)
     model.num_batches_tracked.fill_(7)
-    loop.update_average(average, model, decay=0.9, step=1000)
+    update_average(average, model, decay=0.9, step=1000)
     assert torch.allclose(average.running_mean, torch.full((2,), 1 - 0.9**8))
     assert average.num_batches_tracked == 7
 
@@ -225,7 +231,7 @@ def test_average_follows_closely_at_first():
     with torch.no_grad():
         for parameter in state.model.parameters():
             parameter.add_(1.0)
-    loop.update_average(state.average, state.model, decay=0.999, step=2)
+    update_average(state.average, state.model, decay=0.999, step=2)
     for old, new in zip(before, state.average.parameters()):
         assert torch.allclose(new, old + 1 - 3 / 12, atol=1e-6)
     assert state.final is state.average
@@ -235,7 +241,7 @@ def test_checkpoint_of_another_model_is_refused(tmp_path):
     state, _, _ = _start(tiny())
     save_checkpoint(state, tmp_path)
     other, _, _ = _start(tiny("model.types=4"))
-    with pytest.raises(UserError, match="of another model"):
+    with pytest.raises(UserError, match="belongs to another model"):
         load_checkpoint(other, tmp_path)
 
 
@@ -253,7 +259,7 @@ def test_class_weights_and_multi_label_train():
     recipe = tiny("loss.class_weights=true", "train.epochs=1")
     with seeded(0, torch.device("cpu")):
         state, task = make_state(recipe, data, torch.device("cpu"))
-        loop.train(state, data, None, task, recipe, loop.make_fabric("cpu", "fp32"), Quiet())
+        loop.train(state, data, None, task, recipe, make_fabric("cpu", "fp32"), Callback())
     assert math.isfinite(state.history[0]["train_loss"])
 
 
@@ -270,7 +276,7 @@ def test_device_that_is_not_there(device):
     if (device == "cuda" and torch.cuda.is_available()) or (device == "mps" and torch.backends.mps.is_available()):
         pytest.skip("this machine has it")
     with pytest.raises(UserError, match="--device"):
-        loop.make_fabric(device, "auto")
+        make_fabric(device, "auto")
 
 
 def _start(recipe):
@@ -283,7 +289,7 @@ def _start(recipe):
 def test_an_extended_run_that_dies_at_its_end_can_be_finished(tmp_path, monkeypatch):
     folder = run.start_run(tiny("train.epochs=1"), out=tmp_path / "run", device="cpu")
     with monkeypatch.context() as patch:
-        patch.setattr(run, "write_report", lambda *args, **more: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(classification, "write_report", lambda *args, **more: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             run.resume_run(folder, ["train.epochs=2"], device="cpu")
     assert not (folder / "summary.json").exists()  # the old one would say that the run is whole
@@ -293,11 +299,11 @@ def test_an_extended_run_that_dies_at_its_end_can_be_finished(tmp_path, monkeypa
 
 def test_an_interrupt_after_divergence_keeps_the_good_checkpoint(tmp_path, monkeypatch):
     steps = []
-    real = loop.learning_rate
-    monkeypatch.setattr(loop, "learning_rate", lambda step, *rest: math.nan if step >= 3 else real(step, *rest))
-    monkeypatch.setattr(RunWatcher, "stopping", lambda self: len(steps) >= 5)
-    monkeypatch.setattr(RunWatcher, "step", lambda self, state, totals: steps.append(state.step))
-    with pytest.raises(UserError, match="the loss became nan"):
+    real = train_state.learning_rate
+    monkeypatch.setattr(train_state, "learning_rate", lambda step, *rest: math.nan if step >= 3 else real(step, *rest))
+    monkeypatch.setattr(RunCallback, "should_stop", lambda self: len(steps) >= 5)
+    monkeypatch.setattr(RunCallback, "on_step", lambda self, state, totals: steps.append(state.step))
+    with pytest.raises(UserError, match="the loss became NaN"):
         run.start_run(tiny(), out=tmp_path / "run", device="cpu")
     state, _, _ = _start(tiny())
     load_checkpoint(state, tmp_path / "run" / "checkpoints")
@@ -316,11 +322,11 @@ def test_data_that_changed_is_noticed(tmp_path):
     folder = run.start_run(tiny("train.epochs=1"), out=tmp_path / "run", device="cpu")
     recipe = (folder / "recipe.yaml").read_text()
     (folder / "recipe.yaml").write_text(recipe.replace("split_seed: 0", "split_seed: 1"))  # as new files would
-    with pytest.raises(UserError, match="has changed since it began"):
+    with pytest.raises(UserError, match="has changed since the run began"):
         run.resume_run(folder, ["train.epochs=2"], device="cpu")
     model = load(folder)
     model.trained_by["data"]["split_seed"] = 1
-    with pytest.warns(UserWarning, match="may hold images trained on"):
+    with pytest.warns(UserWarning, match="may hold training images"):
         evaluate_model(model)
 
 
@@ -348,9 +354,9 @@ def test_repeated_passes_are_one_epoch_of_as_many_images(tmp_path):
 
 def test_the_test_set_may_stay_unread(tmp_path, monkeypatch):
     seen = []
-    real = loop.evaluate
+    real = ClassificationTask.evaluate
     monkeypatch.setattr(
-        loop, "evaluate", lambda model, data, task: (seen.append(len(data)), real(model, data, task))[1]
+        ClassificationTask, "evaluate", lambda task, model, data: (seen.append(len(data)), real(task, model, data))[1]
     )
     folder = run.start_run(tiny("data.test=43", "train.read_test=no"), out=tmp_path / "run", device="cpu")
     summary = json.loads((folder / "summary.json").read_text())
@@ -363,7 +369,7 @@ def test_pairs_are_learned_with_each_digit_reconstructed(tmp_path, monkeypatch):
     monkeypatch.setattr("torchcaps.data.datasets.multimnist.TEST_PAIRS", 50)
     monkeypatch.setattr("torchcaps.data.datasets.multimnist.VALIDATION_PAIRS", 30)
     monkeypatch.setattr(run, "load_data", lambda **settings: multimnist_splits(digits))
-    with pytest.raises(UserError, match="leave augment away"):  # it would not move what is to be reconstructed
+    with pytest.raises(UserError, match="omit augment"):  # it would not move what is to be reconstructed
         run.start_run(tiny(), out=tmp_path / "moved", device="cpu")
     still = [f"augment.{name}=0" for name in ("shift", "rotate", "shear", "scale")]
     folder = run.start_run(tiny(*still), out=tmp_path / "run", device="cpu")
@@ -381,7 +387,7 @@ def test_pairs_are_learned_with_each_digit_reconstructed(tmp_path, monkeypatch):
 
 def test_nine_views_are_the_image_and_its_neighbours():
     image = torch.arange(12.0).view(1, 1, 3, 4)
-    views = loop.moved(image)
+    views = moved_views(image)
     assert len({tuple(view.flatten().tolist()) for view in views}) == 9
     assert torch.equal(views[4], image)
     assert torch.equal(views[0], torch.tensor([[[[0.0, 0, 0, 0], [0, 0, 1, 2], [0, 4, 5, 6]]]]))
@@ -394,13 +400,13 @@ def test_answers_by_views_and_together_are_means_of_lengths():
         state, task, _ = _start(tiny(f"train.seed={seed}"))
         state.model.trained_by = {"data": tiny().data.model_dump()}
         models.append(state.model.eval())
-    by_views = loop.evaluate(models[0], data, task, views=True)
+    by_views = task.evaluate(models[0], data, views=True)
     with torch.no_grad():
         images = models[0].prepare(data.images)
-        by_hand = torch.stack([models[0](view).lengths for view in loop.moved(images)]).mean(0)
+        by_hand = torch.stack([models[0](view).lengths for view in moved_views(images)]).mean(0)
         both = (models[0](images).lengths + models[1](images).lengths) / 2
     torch.testing.assert_close(by_views.lengths, by_hand)
-    assert by_views.right == pytest.approx((by_hand.argmax(1) == data.targets).float().mean().item())
-    together = evaluate_together(models)
+    assert by_views.score == pytest.approx((by_hand.argmax(1) == data.targets).float().mean().item())
+    together = evaluate_ensemble(models)
     assert together["accuracy"] == pytest.approx((both.argmax(1) == data.targets).float().mean().item())
     assert together["n"] == 40

@@ -10,11 +10,11 @@ from torchcaps.data import SegmentationDataset, draw_axons, load_data, mask_sour
 from torchcaps.errors import UserError
 from torchcaps.models import load
 from torchcaps.train import loop, run
-from torchcaps.train.callbacks import Quiet, RunWatcher
+from torchcaps.train.callbacks import Callback, RunCallback
+from torchcaps.train.distributed import make_fabric
 from torchcaps.train.evaluate import evaluate_model
 from torchcaps.train.experiments.suite import run_suite
 from torchcaps.train.recipe import load_recipe, make_recipe
-from torchcaps.train.tasks.segmentation import evaluate_masks
 
 TINY = [
     *("data.image_size=24", "data.validation=3", "augment.crop=16", "augment.rotate=10"),
@@ -90,7 +90,7 @@ def test_a_run_leaves_masks_measured_class_by_class_and_image_by_image(few_axons
 def test_resume_in_the_middle_of_an_epoch_is_exact(few_axons, tmp_path, monkeypatch):
     straight = run.start_run(tiny(), out=tmp_path / "straight", device="cpu")
     with monkeypatch.context() as patch:
-        patch.setattr(RunWatcher, "step", lambda self, state, _: setattr(self, "_stop", state.step >= 2))
+        patch.setattr(RunCallback, "on_step", lambda self, state, _: setattr(self, "_stop", state.step >= 2))
         with pytest.raises(loop.Interrupted):
             run.start_run(tiny(), out=tmp_path / "halted", device="cpu")
     halted = run.resume_run(tmp_path / "halted", device="cpu")
@@ -180,8 +180,8 @@ def test_it_learns(few_axons):
     data = SegmentationDataset(splits.train.images, bright, splits.train.class_names, splits.train.names)
     with run.seeded(0, torch.device("cpu")):
         state, task = run.make_state(recipe, data, torch.device("cpu"))
-        before = evaluate_masks(state.model, data, task).right
-        fabric = loop.make_fabric("cpu", "fp32")
-        loop.train(state, data, None, task, recipe, fabric, Quiet())
-    after = evaluate_masks(state.model, data, task).right
+        before = task.evaluate(state.model, data).score
+        fabric = make_fabric("cpu", "fp32")
+        loop.train(state, data, None, task, recipe, fabric, Callback())
+    after = task.evaluate(state.model, data).score
     assert after > max(0.6, before + 0.1)

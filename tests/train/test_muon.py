@@ -12,7 +12,7 @@ from torchcaps.layers import DenseCaps
 from torchcaps.models import create_model
 from torchcaps.train.optim.muon import LIKE_ADAM, NEWTON_SCHULZ, ROUNDS, Muon, by_shape, factors
 from torchcaps.train.recipe import load_recipe
-from torchcaps.train.state import make_state
+from torchcaps.train.setup import make_state
 
 
 def orthogonal(matrix):

@@ -9,11 +9,14 @@ from torch import nn
 from torchcaps.data import load_data, mask_sources
 from torchcaps.errors import UserError
 from torchcaps.train import loop, run
-from torchcaps.train.callbacks import Quiet
+from torchcaps.train import state as train_state
+from torchcaps.train.callbacks import Callback
 from torchcaps.train.checkpoint import saved_step
-from torchcaps.train.nonfinite import Diverged, Divergence, find_nonfinite_layer
+from torchcaps.train.distributed import make_fabric
+from torchcaps.train.nonfinite import Diverged, NonfiniteGuard, find_nonfinite_layer
 from torchcaps.train.recipe import load_recipe
-from torchcaps.train.state import make_state, seeded
+from torchcaps.train.setup import make_state
+from torchcaps.train.state import seeded
 
 CPU = torch.device("cpu")
 TINY = [
@@ -43,8 +46,8 @@ class Spoiled(nn.Module):
 def trained(*more, calls=(), backward=False, steps=None, recipe="digits", settings=TINY):
     """A state after training with a first layer that spoils some steps; it stops after so many."""
 
-    class Stop(Quiet):
-        def stopping(self):
+    class Stop(Callback):
+        def should_stop(self):
             return state.step == steps
 
     recipe = load_recipe(recipe, [*settings, *more])
@@ -55,7 +58,7 @@ def trained(*more, calls=(), backward=False, steps=None, recipe="digits", settin
         layer = state.model.conv
         state.model.conv = nn.Sequential(layer, spoil)
         try:
-            loop.train(state, data, None, task, recipe, loop.make_fabric("cpu", "fp32"), Stop())
+            loop.train(state, data, None, task, recipe, make_fabric("cpu", "fp32"), Stop())
         except loop.Interrupted:
             pass
         except Diverged as error:
@@ -70,7 +73,7 @@ def weights(state):
 @pytest.mark.parametrize("optimiser", ["adam", "adamw", "muon"])
 def test_the_step_and_the_layer_are_named_and_the_weights_are_those_from_before(optimiser):
     spoiled, told = trained(f"optim.name={optimiser}", calls=range(3, 99))
-    assert told == "the loss became nan or infinite in step 3 (epoch 1): the output of the layer conv.1 is no number"
+    assert told == "the loss became NaN or infinite in step 3 (epoch 1): layer conv.1 produced NaN or inf"
     assert torch.equal(weights(spoiled), weights(trained(f"optim.name={optimiser}", steps=2)[0]))
 
 
@@ -80,17 +83,17 @@ def test_a_step_in_the_second_epoch_is_counted_on():
 
 @pytest.mark.parametrize("backward", [False, True], ids=["loss", "gradient"])
 @pytest.mark.parametrize("optimiser", ["adam", "muon"])
-def test_steps_are_passed_over_where_that_is_asked_for(optimiser, backward):
+def test_steps_are_skipped_steps_where_that_is_asked_for(optimiser, backward):
     state, told = trained(
         "train.on_nan=skip", f"optim.name={optimiser}", "optim.clip=1", calls=(3, 7), backward=backward
     )
     assert (told, state.step) == ("", 10)
     assert weights(state).isfinite().all()
-    assert [line["passed_over"] for line in state.history] == [1, 1]
+    assert [line["skipped_steps"] for line in state.history] == [1, 1]
     assert all(math.isfinite(line["train_loss"]) and line["train_loss"] > 0 for line in state.history)
 
 
-def test_a_step_that_is_passed_over_is_as_if_it_had_not_been():
+def test_a_step_that_is_skipped_steps_is_as_if_it_had_not_been():
     """But for what it took of the random numbers and of the learning rate's way, and both are the same here."""
     settings = ("train.on_nan=skip", "optim.schedule=constant", "augment.shift=0")
     with_it, _ = trained(*settings, calls=(5,), steps=5)
@@ -98,11 +101,11 @@ def test_a_step_that_is_passed_over_is_as_if_it_had_not_been():
 
 
 def test_an_epoch_of_nothing_else_ends_the_run():
-    assert trained("train.on_nan=skip", calls=range(1, 99))[1].startswith("the loss was nan or infinite in every step")
+    assert trained("train.on_nan=skip", calls=range(1, 99))[1].startswith("the loss was NaN or infinite in every step")
 
 
 def test_an_epoch_without_such_a_step_says_nothing_of_it():
-    assert "passed_over" not in trained()[0].history[0]
+    assert "skipped_steps" not in trained()[0].history[0]
 
 
 def test_of_two_networks_either_counts(monkeypatch):
@@ -117,43 +120,43 @@ def test_of_two_networks_either_counts(monkeypatch):
             next(state.discriminator.parameters()).fill_(math.nan)
         before = weights(state)
         with pytest.raises(Diverged, match="in step 1 "):
-            loop.train(state, data, None, task, recipe, loop.make_fabric("cpu", "fp32"), Quiet())
+            loop.train(state, data, None, task, recipe, make_fabric("cpu", "fp32"), Callback())
     assert torch.equal(weights(state), before)
 
 
 def test_first_and_count_are_kept_until_they_are_read():
-    divergence = Divergence(CPU, [], step=10, skips=False)
+    guard = NonfiniteGuard(CPU, [], step=10, skips=False)
     for loss in (1.0, math.inf, 1.0, math.nan):
-        divergence.look(torch.tensor(loss))
-    assert divergence.read() == (12, 2)
-    assert divergence.read() == (None, 0)
+        guard.check_loss(torch.tensor(loss))
+    assert guard.read() == (12, 2)
+    assert guard.read() == (None, 0)
 
 
 def test_where_numbers_stop_being_numbers():
     model = nn.Sequential(nn.Linear(2, 3), nn.Sequential(nn.Linear(3, 3), nn.ReLU()), nn.Linear(3, 1))
     data = torch.ones(4, 2)
-    assert find_nonfinite_layer(model, lambda: model(data).sum()) == "another batch did not show it again"
+    assert find_nonfinite_layer(model, lambda: model(data).sum()) == "it did not happen again with another batch"
     assert (
         find_nonfinite_layer(model, lambda: model(data).sum() / 0)
-        == "the loss itself is no number where the model's outputs are"
+        == "the loss itself is not finite although the model's outputs are"
     )
     handle = model[1][0].register_forward_hook(lambda module, inputs, output: output / 0)
-    assert find_nonfinite_layer(model, lambda: model(data).sum()) == "the output of the layer 1.0 is no number"
+    assert find_nonfinite_layer(model, lambda: model(data).sum()) == "layer 1.0 produced NaN or inf"
     handle.remove()
     model[0].weight.register_hook(lambda gradient: gradient * math.nan)
-    assert find_nonfinite_layer(model, lambda: model(data).sum()) == "the gradient of 0.weight is no number"
+    assert find_nonfinite_layer(model, lambda: model(data).sum()) == "the gradient of 0.weight is not finite"
     with torch.no_grad():
         model[2].bias.fill_(math.inf)
         model[2].weight.fill_(math.nan)
-    assert find_nonfinite_layer(model, lambda: model(data).sum()) == "the weights 2.weight are no numbers (and 1 more)"
+    assert find_nonfinite_layer(model, lambda: model(data).sum()) == "the weight 2.weight is not finite (and 1 more)"
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
 def test_a_run_names_the_last_good_state(tmp_path, monkeypatch):
-    real = loop.learning_rate
-    monkeypatch.setattr(loop, "learning_rate", lambda step, *rest: math.nan if step >= 6 else real(step, *rest))
+    real = train_state.learning_rate
+    monkeypatch.setattr(train_state, "learning_rate", lambda step, *rest: math.nan if step >= 6 else real(step, *rest))
     folder = tmp_path / "run"
-    told = rf"in step 8 \(epoch 2\): the weights .* Its state after step 5 is safe; .*--resume {folder}; lower optim"
+    told = rf"in step 8 \(epoch 2\): the weight .* The state after step 5 is saved; .*--resume {folder}; lower optim"
     with pytest.raises(UserError, match=told):
         run.start_run(load_recipe("digits", TINY), out=folder, device="cpu")
     assert saved_step(folder / "checkpoints") == 5

@@ -32,19 +32,19 @@ def images():
 
 
 def test_disagreement_is_among_the_losses(model, images):
-    task = ClassificationTask.for_model(model, images, LossSection())
+    task = ClassificationTask.make(model, images, LossSection())
     assert task.weights["disagreement"] == 0.1
     batch, targets = model.prepare(images.images), images.targets
     output = model(batch, targets)
     assert torch.equal(task.terms(output, batch, targets)["disagreement"], output.disagreement)
-    assert "disagreement" not in ClassificationTask.for_model(model, images, LossSection(disagreement=0)).weights
+    assert "disagreement" not in ClassificationTask.make(model, images, LossSection(disagreement=0)).weights
 
 
 def test_disagreement_of_other_models_is_refused(images):
     other = create_model("capsnet_small", image_shape=(1, 12, 12), num_classes=3)
-    assert "disagreement" not in ClassificationTask.for_model(other, images, LossSection()).weights
+    assert "disagreement" not in ClassificationTask.make(other, images, LossSection()).weights
     with pytest.raises(UserError, match=r"loss.disagreement: only pose capsules .* omit it"):
-        ClassificationTask.for_model(other, images, LossSection(disagreement=0.1))
+        ClassificationTask.make(other, images, LossSection(disagreement=0.1))
 
 
 @pytest.mark.parametrize("kept", [0.9, 0.5])
@@ -87,7 +87,9 @@ def test_a_run_from_the_recipe(tmp_path):
 def test_eval_counts_what_is_answered_none_of_these(model, images, call, monkeypatch):
     """Half of the images are rejected; which of the others are right is counted by hand."""
     monkeypatch.setattr("torchcaps.load", lambda name, device="cpu": model.eval())
-    monkeypatch.setattr("torchcaps.train.evaluate.images_to_test_on", lambda model, data: (images, "drawn"))
+    monkeypatch.setattr(
+        "torchcaps.train.tasks.classification.classification_test_set", lambda model, data: (images, "drawn")
+    )
     assert "none_of_these" not in json.loads(call("eval", "model", "--json")[1])
     scored = score_images(model, images.images)
     familiar = scored.scores["familiarity"]

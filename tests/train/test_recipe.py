@@ -60,12 +60,6 @@ def test_mistake_is_named(override, message):
         load_recipe("digits", [override])
 
 
-def test_a_setting_that_is_gone_is_passed_over_where_it_was_off():
-    assert load_recipe("mnist-best", ["optim.linear=no"]) == load_recipe("mnist-best")
-    with pytest.raises(UserError, match=r"optim\.linear"):
-        load_recipe("mnist-best", ["optim.linear=yes"])
-
-
 def test_unknown_recipe_suggests_the_nearest():
     with pytest.raises(UserError, match="did you mean 'digits'"):
         load_recipe("digit")
@@ -131,3 +125,41 @@ def test_a_cnn_has_as_many_parameters_as_the_capsnet_it_is_compared_with(name):
         with torch.device("meta"):
             counts.append(create_model(section.name, image_shape=shape, **section.options).parameter_count())
     assert counts[0] == pytest.approx(counts[1], rel=0.01)
+
+
+def test_a_recipe_extends_another_setting_by_setting(tmp_path):
+    (tmp_path / "base.yaml").write_text(
+        "description: the base\nclaim: {result: error}\n"
+        "model: {name: capsnet_small, channels: 3}\noptim: {lr: 0.5, clip: 1.0}\n"
+    )
+    (tmp_path / "child.yaml").write_text("extends: base.yaml\noptim: {lr: 0.25}\ntrain: {epochs: 3}\n")
+    child = load_recipe(str(tmp_path / "child.yaml"))
+    assert (child.name, child.description, child.claim) == ("child", "", None)
+    assert (child.optim.lr, child.optim.clip, child.train.epochs) == (0.25, 1.0, 3)
+    assert child.model.options == {"channels": 3}
+    (tmp_path / "other.yaml").write_text("extends: child.yaml\nmodel: {name: matched_cnn}\n")
+    other = load_recipe(str(tmp_path / "other.yaml"))
+    assert (other.model.name, other.model.options, other.optim.lr) == ("matched_cnn", {}, 0.25)
+    assert "extends" not in other.to_yaml()  # a run's recipe.yaml stands alone
+
+
+def test_a_recipe_can_extend_a_shipped_one(tmp_path):
+    (tmp_path / "mine.yaml").write_text("extends: mnist-few-10\ndata: {per_class: 3}\n")
+    mine, shipped = load_recipe(str(tmp_path / "mine.yaml")), load_recipe("mnist-few-10")
+    assert mine.data.per_class == 3
+    assert (mine.model, mine.optim, mine.train) == (shipped.model, shipped.optim, shipped.train)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("extends: a.yaml\n", "extends itself"),
+        ("extends: mnsit\n", "did you mean 'mnist'"),
+        ("extends: missing.yaml\n", "missing.yaml"),
+        ("extends: [1]\n", "no recipe called"),
+    ],
+)
+def test_a_recipe_that_extends_what_is_not_there(tmp_path, text, message):
+    (tmp_path / "a.yaml").write_text(text)
+    with pytest.raises(UserError, match=message):
+        load_recipe(str(tmp_path / "a.yaml"))

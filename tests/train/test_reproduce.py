@@ -18,7 +18,7 @@ from torchcaps.train.checkpoint import load_checkpoint
 from torchcaps.train.experiments import reproduce as module
 from torchcaps.train.experiments.reproduce import Job, fill_results, reproduce, write_page
 from torchcaps.train.recipe import Recipe, list_recipes, load_recipe
-from torchcaps.train.state import make_state
+from torchcaps.train.setup import make_state
 
 CPU = torch.device("cpu")
 
@@ -258,7 +258,7 @@ def test_every_measured_figure_is_claimed_by_the_recipe_that_was_measured(path):
         assert getattr(recipe.claim, said) == measured[said]
     assert len(measured["values"]) == measured["n"]
     assert sum(measured["values"].values()) / measured["n"] == pytest.approx(measured["mean"], abs=1e-3)
-    settings = measured["settings"]  # read as a recipe, so that those which are gone since are passed over
+    settings = measured["settings"]  # read as a recipe
     for chosen in ("seed", "split_seed"):
         for section in ("train", "data"):
             settings[section].pop(chosen, None)

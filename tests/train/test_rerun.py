@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from torchcaps.errors import UserError
-from torchcaps.train.cudagraph import repeatable
+from torchcaps.train.cudagraph import deterministic
 from torchcaps.train.environment import commit, versions
 from torchcaps.train.experiments.rerun import compare_runs, rerun
 from torchcaps.train.recipe import load_recipe
@@ -118,6 +118,6 @@ def test_a_summary_says_what_its_figures_depend_on(first):
 
 def test_repeatable_is_asked_for_and_given_back():
     for asked in (True, False):
-        with repeatable(asked):
+        with deterministic(asked):
             assert torch.are_deterministic_algorithms_enabled() == asked
         assert not torch.are_deterministic_algorithms_enabled()

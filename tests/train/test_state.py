@@ -9,7 +9,7 @@ from torchcaps.data import Dataset, SegmentationDataset, draw_axons
 from torchcaps.errors import UserError
 from torchcaps.models import create_model
 from torchcaps.train.recipe import LossSection, load_recipe
-from torchcaps.train.state import make_model
+from torchcaps.train.setup import make_model
 from torchcaps.train.tasks.classification import ClassificationTask
 
 
@@ -52,13 +52,13 @@ def test_crop_larger_than_the_images():
 
 
 def test_default_weights_are_the_papers_at_28():
-    task = ClassificationTask.for_model(create_model("capsnet_small"), data(28), LossSection())
+    task = ClassificationTask.make(create_model("capsnet_small"), data(28), LossSection())
     assert task.weights == pytest.approx({"margin": 1.0, "reconstruction": 0.0005})
 
 
 def test_default_weights_of_a_cnn():
     model = create_model("matched_cnn", parameters=200_000)
-    assert ClassificationTask.for_model(model, data(28), LossSection()).weights == {"cross_entropy": 1.0}
+    assert ClassificationTask.make(model, data(28), LossSection()).weights == {"cross_entropy": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -71,12 +71,12 @@ def test_default_weights_of_a_cnn():
 )
 def test_losses_that_do_not_fit_the_model(name, options, section, message):
     with pytest.raises(UserError, match=message):
-        ClassificationTask.for_model(create_model(name, **options), data(28), LossSection(**section))
+        ClassificationTask.make(create_model(name, **options), data(28), LossSection(**section))
 
 
 def test_rare_classes_count_more():
     counts = Dataset(torch.zeros(4, 1, 2, 2, dtype=torch.uint8), torch.tensor([0, 0, 0, 1]), ("a", "b"))
-    task = ClassificationTask.for_model(create_model("capsnet_small"), counts, LossSection(class_weights=True))
+    task = ClassificationTask.make(create_model("capsnet_small"), counts, LossSection(class_weights=True))
     assert task.example_weights(torch.tensor([0, 1])).tolist() == pytest.approx([0.5, 1.5])
 
 
@@ -99,9 +99,9 @@ def test_multi_label_cnn_answers_class_by_class():
 
 
 def test_a_model_must_fit_what_is_known_of_the_images():
-    with pytest.raises(UserError, match="segcaps: it learns from images with masks, and these have a class each"):
+    with pytest.raises(UserError, match="segcaps: it learns from images with masks, and these are"):
         make_model(load_recipe("digits", ["model={name: segcaps}"]), data(16))
-    with pytest.raises(UserError, match="capsnet_small: it learns from images with a class for each of them"):
+    with pytest.raises(UserError, match="capsnet_small: it learns from images with a class each"):
         make_model(load_recipe("digits"), draw_axons(2, 16))
 
 

@@ -11,10 +11,11 @@ from safetensors.torch import load_file
 
 from torchcaps.errors import UserError
 from torchcaps.models import create_model, load, save
-from torchcaps.train import callbacks, loop, run
+from torchcaps.train import callbacks, run
 from torchcaps.train.checkpoint import saved_step
 from torchcaps.train.experiments.rerun import compare_runs
 from torchcaps.train.recipe import load_recipe
+from torchcaps.train.totals import Totals
 
 SETTINGS = [
     *("data.image_size=12", "data.limit=100", "data.validation=20", "augment.shift=1", "train.batch_size=8"),
@@ -48,7 +49,7 @@ def test_checkpoints_are_written_within_an_epoch_and_resumed_bit_for_bit(tmp_pat
             shutil.copytree(folder.parent, tmp_path / "copy")
 
     monkeypatch.setattr(callbacks, "save_checkpoint", save_checkpoint)
-    monkeypatch.setattr(callbacks.RunWatcher, "due", lambda self: True)
+    monkeypatch.setattr(callbacks.RunCallback, "should_save", lambda self: True)
     folder = run.start_run(recipe(), out=tmp_path / "run", device="cpu")
     assert saved[:3] == [(0, 1), (0, 2), (0, 3)]
     monkeypatch.undo()
@@ -72,13 +73,13 @@ def test_they_come_when_they_are_due_but_not_where_one_an_epoch_is_asked_for(tmp
 def test_a_run_that_ended_before_anything_was_saved_begins_again(tmp_path, monkeypatch, whole):
     folder = tmp_path / "run"
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "train", lambda *a, **k: (_ for _ in ()).throw(RuntimeError("the power failed")))
+        patch.setattr(run, "train", lambda *a, **k: (_ for _ in ()).throw(RuntimeError("the power failed")))
         with pytest.raises(RuntimeError, match="power"):
             run.start_run(recipe(), out=folder, device="cpu")
     assert saved_step(folder / "checkpoints") is None
     words = io.StringIO()
     run.resume_run(folder, device="cpu", console=Console(file=words, width=200))
-    assert "was stopped before anything was saved: it begins again" in words.getvalue()
+    assert "was stopped before anything was saved: training starts again" in words.getvalue()
     assert compare_runs(whole, folder)[0] == []
 
 
@@ -114,10 +115,10 @@ def test_sums_go_on_from_where_they_were():
     """0.1 added ten times is rounded otherwise than five times and five times."""
 
     def added(stops):
-        totals = loop.Totals("cpu", "accuracy")
+        totals = Totals("cpu", "accuracy")
         for number in range(10):
             if number in stops:
-                before, totals = totals.read(), loop.Totals("cpu", "accuracy")
+                before, totals = totals.read(), Totals("cpu", "accuracy")
                 totals.start(before)
             totals.add(torch.tensor(0.1), {"margin": torch.tensor([0.1 + number])}, torch.tensor([1.0]))
         return totals

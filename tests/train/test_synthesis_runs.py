@@ -11,13 +11,15 @@ from torchcaps.metrics.similarity import features_of, kid, ssim
 from torchcaps.models import create_model, load
 from torchcaps.models.synthesis import draw_masks
 from torchcaps.train import loop, run
-from torchcaps.train.callbacks import Quiet, RunWatcher
+from torchcaps.train.callbacks import Callback, RunCallback
 from torchcaps.train.checkpoint import load_checkpoint
+from torchcaps.train.distributed import make_fabric
 from torchcaps.train.evaluate import evaluate_model
 from torchcaps.train.experiments.suite import run_suite
 from torchcaps.train.recipe import LossSection, load_recipe, make_recipe
-from torchcaps.train.state import make_state, seeded
-from torchcaps.train.tasks.synthesis import SynthesisTask, evaluate_drawings
+from torchcaps.train.setup import make_state
+from torchcaps.train.state import seeded
+from torchcaps.train.tasks.synthesis import SynthesisTask
 
 CPU = torch.device("cpu")
 TINY = [
@@ -78,9 +80,9 @@ def test_a_run_leaves_a_generator_and_pictures_of_what_it_draws(tmp_path):
     model = load(folder)
     assert (model.image_shape, model.z, model.trained_by["judge"]) == ((1, 16, 16), 5, "judge")
     data = load_data(**model.trained_by["data"])
-    drawn = evaluate_drawings(model, data.test, SynthesisTask({"l1": 1.0}))
-    assert drawn.right == pytest.approx(summary["test_similarity"], abs=1e-6)
-    assert drawn.loss == pytest.approx(1 - drawn.right, abs=1e-5)
+    drawn = SynthesisTask({"l1": 1.0}).evaluate(model, data.test)
+    assert drawn.score == pytest.approx(summary["test_similarity"], abs=1e-6)
+    assert drawn.loss == pytest.approx(1 - drawn.score, abs=1e-5)
     for words, ask in (("judge", evaluate_model), ("draws images", lambda model: run_suite(model, "affine"))):
         with pytest.raises(UserError, match=words):
             ask(model)
@@ -97,7 +99,7 @@ def test_interrupted_and_resumed_run_is_bit_identical(tmp_path, monkeypatch):
         folder = tmp_path / str(stop_after)
         with monkeypatch.context() as patch:
             patch.setattr(
-                RunWatcher, "step", lambda self, state, _, at=stop_after: setattr(self, "_stop", state.step >= at)
+                RunCallback, "on_step", lambda self, state, _, at=stop_after: setattr(self, "_stop", state.step >= at)
             )
             with pytest.raises(loop.Interrupted):
                 run.start_run(recipe, out=folder, device="cpu")
@@ -119,7 +121,7 @@ def test_each_network_learns_by_its_own_rate():
     recipe = tiny("discriminator.lr=4", "optim.schedule=linear", "train.epochs=1", "discriminator.spectral_norm=no")
     state, task, data = start(recipe)
     before = {name: [p.clone() for p in each.parameters()] for name, each in state.networks.items()}
-    loop.train(state, data.train, None, task, recipe, loop.make_fabric("cpu", "fp32"), Quiet())
+    loop.train(state, data.train, None, task, recipe, make_fabric("cpu", "fp32"), Callback())
     rates = [each.param_groups[0]["lr"] for each in state.optimizers.values()]
     assert rates[1] == pytest.approx(4 * rates[0])
     for name, each in state.networks.items():
@@ -145,7 +147,7 @@ def test_the_generators_loss_leaves_no_gradient_in_the_discriminator(monkeypatch
 
     for name, optimizer in state.optimizers.items():
         look(name, optimizer)
-    loop.train(state, data.train, None, task, recipe, loop.make_fabric("cpu", "fp32"), Quiet())
+    loop.train(state, data.train, None, task, recipe, make_fabric("cpu", "fp32"), Callback())
     assert any(grad.abs().max() > 0 for grad in seen["discriminator_optimizer"])
     assert all(torch.equal(*each) for each in zip(seen["discriminator_optimizer"], seen["optimizer"], strict=True))
 
@@ -161,13 +163,13 @@ def test_the_generators_loss_leaves_no_gradient_in_the_discriminator(monkeypatch
 )
 def test_losses_by_name(loss, weights):
     model = create_model("pix2pix", image_shape=(1, 16, 16), channels=2)
-    assert SynthesisTask.for_model(model, LossSection(**loss)).weights == weights
+    assert SynthesisTask.make(model, None, LossSection(**loss)).weights == weights
 
 
 @pytest.mark.parametrize(
     ("loss", "words"),
     [
-        ({"dice": 1.0}, "loss.dice is not for drawn images"),
+        ({"dice": 1.0}, "loss.dice is not for synthesis"),
         ({"bce": 1.0, "least_squares": 1.0}, "choose one"),
         ({"bce": 0.0, "l1": 0.0}, "nothing to learn"),
     ],
@@ -175,7 +177,7 @@ def test_losses_by_name(loss, weights):
 def test_losses_that_make_no_sense(loss, words):
     model = create_model("pix2pix", image_shape=(1, 16, 16), channels=2)
     with pytest.raises(UserError, match=words):
-        SynthesisTask.for_model(model, LossSection(**loss))
+        SynthesisTask.make(model, None, LossSection(**loss))
 
 
 @pytest.mark.parametrize(
@@ -207,7 +209,7 @@ def test_it_learns_where_to_draw_what():
     data = SegmentationDataset(images, masks, ("background", "axon"), tuple(map(str, range(len(masks)))))
     with run.seeded(0, torch.device("cpu")):
         state, task = run.make_state(recipe, data, torch.device("cpu"))
-        loop.train(state, data, None, task, recipe, loop.make_fabric("cpu", "fp32"), Quiet())
+        loop.train(state, data, None, task, recipe, make_fabric("cpu", "fp32"), Callback())
     drawn = torch.stack(draw_masks(state.final, masks))[:, 0]
     there = torch.stack(masks) > 0
     assert drawn[there].mean() > drawn[~there].mean() + 0.3
@@ -256,7 +258,7 @@ def test_what_the_discriminator_notices_teaches_the_generator_alone():
     with seeded(0, torch.device("cpu")):
         state, task = make_state(recipe, data, torch.device("cpu"))
         before = {name: value.clone() for name, value in state.model.state_dict().items()}
-        loop.train(state, data, None, task, recipe, loop.make_fabric("cpu", "fp32"), Quiet())
+        loop.train(state, data, None, task, recipe, make_fabric("cpu", "fp32"), Callback())
     moved = [name for name, value in state.model.state_dict().items() if not torch.equal(value, before[name])]
     assert len(moved) > len(before) / 2
     assert list(task.weights) == ["features"]

@@ -81,7 +81,7 @@ def measure_step(name: str, device: torch.device, side: int, batch: int, rounds:
         model = _model(name, side, device)
         images = torch.rand(batch, 1, side, side, device=device)
         masks = (torch.rand(batch, side, side, device=device) < 0.2).long()
-    task = SegmentationTask.for_model(model, LOSSES)
+    task = SegmentationTask.make(model, None, LOSSES)
     ms, mib = measure_training(model, images, masks, task, rounds)
     return MaskRow("training step", name, model.parameter_count(), side, batch, ms, mib)
 
@@ -102,7 +102,7 @@ def measure_tiles(name: str, device: torch.device, side: int, compared: int, rou
     extra = extra_memory(call, device)
     seconds = by_turns({name: call}, device, rounds)[name]
     with torch.backends.cudnn.flags(benchmark=False, allow_tf32=False):  # rounding is not what is asked about
-        at_once = model(smaller[None].to(device)).lengths[0]
+        at_once = model(smaller[None].to(device)).probabilities[0]
         difference = float((predict_map(model, smaller) - at_once).abs().max())
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     mib = None if extra is None else (extra + weights) / 2**20

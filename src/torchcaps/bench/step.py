@@ -18,7 +18,7 @@ from torchcaps.models import CapsNet, Output, create_model
 from torchcaps.train.cudagraph import tuned
 from torchcaps.train.recipe import LossSection
 from torchcaps.train.state import seeded
-from torchcaps.train.tasks.classification import ClassificationTask, Task
+from torchcaps.train.tasks import ClassificationTask, Task
 
 PAPER = ClassificationTask({"margin": 1.0, "reconstruction": 0.0005})  # the losses of Sabour et al. 2017
 
@@ -71,7 +71,7 @@ def measure_network(name: str, device: torch.device, batch: int, rounds: int = 1
     with seeded(0, device):
         model = create_model(name).to(device)
         images, targets = _batch(batch, device)
-    task = ClassificationTask.for_model(model, Dataset(images, targets, model.class_names), LossSection())
+    task = ClassificationTask.make(model, Dataset(images, targets, model.class_names), LossSection())
     return NetworkRow(name, model.parameter_count(), batch, *measure_training(model, images, targets, task, rounds))
 
 

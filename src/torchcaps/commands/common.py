@@ -22,7 +22,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a ta
 
 
 def make_device(name: str) -> Any:
-    from torchcaps.train.loop import make_fabric
+    from torchcaps.train.distributed import make_fabric
 
     return make_fabric(name, "fp32").device
 

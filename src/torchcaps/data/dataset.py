@@ -58,6 +58,9 @@ class Dataset:
     def num_classes(self) -> int:
         return len(self.class_names)
 
+    tasks = ("classification",)  # what can be learned from it
+    self_augmenting = False  # whether every batch is drawn anew by the data set itself
+
     @property
     def multi_label(self) -> bool:
         return self.targets.ndim == 2
@@ -91,6 +94,8 @@ class Examples(Protocol):
     """What a run can learn from: images with classes (Dataset), or with masks (SegmentationDataset)."""
 
     def __len__(self) -> int: ...
+    @property
+    def tasks(self) -> tuple[str, ...]: ...
     @property
     def class_names(self) -> tuple[str, ...]: ...
     @property

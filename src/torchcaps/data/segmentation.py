@@ -25,6 +25,8 @@ class SegmentationDataset:
     names        N, of the files without their endings
     """
 
+    tasks = ("segmentation", "synthesis")  # what can be learned from it
+
     images: list[Tensor]
     masks: list[Tensor]
     class_names: tuple[str, ...]

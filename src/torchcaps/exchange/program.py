@@ -48,9 +48,11 @@ class Answers(nn.Module):
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         out = self.model(images)
-        found = {"lengths": out.lengths, "reconstruction": out.reconstruction}
         if "masks" in self.outputs:
-            found["masks"] = to_mask(out.lengths)
+            masks = to_mask(out.probabilities)
+            found = {"lengths": out.probabilities, "masks": masks, "reconstruction": out.reconstruction}
+            return tuple(found[name] for name in self.outputs)
+        found = {"lengths": out.lengths, "reconstruction": out.reconstruction}
         if out.placement is not None:
             found |= out.placement._asdict()
         if "familiarity" in self.outputs:

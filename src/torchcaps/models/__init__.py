@@ -1,6 +1,6 @@
 """Networks by paper, and the ways to make, save and load them."""
 
-from torchcaps.models.base import CapsuleModel, ImageModel, Output, Placement
+from torchcaps.models.base import CapsuleModel, ImageModel, Output, Placement, SegmentationOutput
 from torchcaps.models.baselines.cnn import CNN, baseline_cnn, matched_cnn
 from torchcaps.models.baselines.pix2pix import Pix2Pix, pix2pix, pix2pix_small
 from torchcaps.models.baselines.pooled_cnn import PooledCNN, pooled_cnn
@@ -36,6 +36,7 @@ __all__ = [
     "ResNet",
     "SegCaps",
     "SegmentationModel",
+    "SegmentationOutput",
     "StrongCNN",
     "SynthesisModel",
     "UNet",

@@ -41,15 +41,16 @@ class Placement(NamedTuple):
 
 
 class Output(NamedTuple):
-    """What a model answers for a batch of images; what it has not got is None.
+    """What a classifier returns for a batch of images; fields that it does not compute are None.
 
-    lengths         (B, J)        how present each class is, in [0, 1]; (B, K, H, W) at each pixel
-    poses           (B, J, D)     the class capsules
-    reconstruction  (B, C, H, W)  the image as the chosen capsules describe it; (B, M, C, H, W): one for each
-    logits          (B, J)        of models that end in a softmax: lengths are its probabilities
-    placement                     how each class stands, in pixels and degrees
-    disagreement    (B,)          in training: how far the views of an image disagree about how its class stands
-    absence         (B,)          in training: how present classes are in images of nothing
+    Attributes:
+        lengths: (B, J) presence of each class, in [0, 1].
+        poses: (B, J, D) class capsules.
+        reconstruction: (B, C, H, W) the image as the chosen capsules describe it; (B, M, C, H, W) one for each of M.
+        logits: (B, J) of models that end in a softmax, whose probabilities are the lengths.
+        placement: position, angle and scale of each class.
+        disagreement: (B,) in training, how far the views of an image disagree about the placement.
+        absence: (B,) in training, how present classes are in images of nothing.
     """
 
     lengths: Tensor
@@ -59,6 +60,22 @@ class Output(NamedTuple):
     placement: Placement | None = None
     disagreement: Tensor | None = None
     absence: Tensor | None = None
+
+
+class SegmentationOutput(NamedTuple):
+    """What a segmentation model returns for a batch of images.
+
+    Attributes:
+        probabilities: (B, K, H, W) of each class at each pixel; K is 1 for background and foreground.
+        poses: (B, K, D, H, W) the class capsules.
+        reconstruction: (B, C, H, W) the image where it is not background.
+        logits: (B, K, H, W) of models that end in a sigmoid or softmax.
+    """
+
+    probabilities: Tensor
+    poses: Tensor | None = None
+    reconstruction: Tensor | None = None
+    logits: Tensor | None = None
 
 
 class ImageModel(

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
-from torchcaps.models.base import Output
+from torchcaps.models.base import SegmentationOutput
 from torchcaps.models.capsule_u import CapsuleU, Routing
 from torchcaps.models.segmentation import SegmentationModel, to_mask
 
@@ -46,21 +46,23 @@ class SegCaps(CapsuleU, SegmentationModel):
         """The capsules of every layer, by name, in their order; the images padded to a multiple of 8."""
         return self.through_u(self.normalise(images))
 
-    def forward(self, images: Tensor, targets: Tensor | None = None, *, each: Tensor | None = None) -> Output:
+    def forward(
+        self, images: Tensor, targets: Tensor | None = None, *, each: Tensor | None = None
+    ) -> SegmentationOutput:
         """images (B, C, H, W) in [0, 1], of any size; targets (B, H, W), class ids, say where the decoder looks, else
         what was found does.
 
-        lengths (B, K, H, W), poses (B, K, D, H, W), reconstruction (B, C, H, W) of what is not background
+        Without targets the decoder sees what the model finds.
         """
         height, width = images.shape[-2:]
         capsules = self.layers(self.padded(images))["classes"]
         poses = capsules.pose[..., :height, :width]
         lengths = capsules.activation[..., :height, :width]
         if self.decoder is None:
-            return Output(lengths, poses)
+            return SegmentationOutput(lengths, poses)
         ids = to_mask(lengths) if targets is None else targets
         masked = poses * self.where(ids)[:, :, None].to(poses.dtype)
-        return Output(lengths, poses, self.decoder(masked.flatten(1, 2)).float())
+        return SegmentationOutput(lengths, poses, self.decoder(masked.flatten(1, 2)).float())
 
 
 def segcaps(image_shape: Sequence[int] = (1, 512, 512), num_classes: int = 2, **options: Any) -> SegCaps:

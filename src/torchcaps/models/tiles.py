@@ -25,7 +25,7 @@ def predict_map(model: SegmentationModel, image_CHW: Tensor) -> Tensor:
 
     def answer(tiles: Tensor) -> Tensor:
         pixels = tiles.to(model.device)
-        return model(pixels if pixels.is_floating_point() else pixels.float() / 255).lengths
+        return model(pixels if pixels.is_floating_point() else pixels.float() / 255).probabilities
 
     return by_tiles(answer, image_CHW.to(model.device), tile=tile, margin=model.margin, align=model.multiple)
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from torchcaps.data import Dataset, SegmentationDataset
+from torchcaps.data import Dataset
 from torchcaps.explain.familiarity import KEPT, score_images
 from torchcaps.explain.strokes import stroke_width
 from torchcaps.metrics.measure import BATCH, tidy
@@ -17,7 +17,7 @@ from torchcaps.models import ImageModel, PoseCaps
 from torchcaps.models.evaluating import evaluating
 from torchcaps.robustness import perturb
 
-FEWEST = 20  # validation images
+MIN_VALIDATION = 20  # validation images
 STROKES = 0.9  # share of the training images that must show strokes
 CARRIED = 0.5  # R² and slope from which on a reading of thickness is given
 MAX_FITTED = 4000  # training images that thickness is fitted to, evenly spaced
@@ -28,9 +28,7 @@ THICKENED = (-0.5, 0.5, 1.0)  # steps of `perturb.thicken`
 SCALED = (0.85, 1.15)  # factors of `perturb.scale`
 
 
-def none_threshold(
-    model: ImageModel, validation: Dataset | SegmentationDataset | None, kept: float = KEPT
-) -> float | None:
+def none_threshold(model: ImageModel, validation: Dataset | None, kept: float = KEPT) -> float | None:
     """Find the familiarity that a given share of the validation images reaches.
 
     Args:
@@ -38,17 +36,13 @@ def none_threshold(
         validation: images of the known classes that the model was not trained on. None, or fewer than 20, give None.
         kept: the share that is to be kept.
     """
-    if not callable(getattr(model, "familiarity", None)) or not isinstance(validation, Dataset):
-        return None
-    if len(validation) < FEWEST:
+    if getattr(model, "familiarity", None) is None or validation is None or len(validation) < MIN_VALIDATION:
         return None
     scores = score_images(model, validation.images).scores["familiarity"]
     return round(torch.quantile(scores, 1 - kept).item(), 6)
 
 
-def calibrate_thickness(
-    model: ImageModel, train: Dataset | SegmentationDataset, validation: Dataset | SegmentationDataset | None
-) -> dict[str, Any]:
+def calibrate_thickness(model: ImageModel, train: Dataset, validation: Dataset | None) -> dict[str, Any]:
     """Fit how the width of strokes is read, and have the model read it if it does so on images held out.
 
     The target is what `stroke_width` measures on the training images, as they are and each once more, made thicker,
@@ -68,10 +62,10 @@ def calibrate_thickness(
         n: how many images were measured.
         given: whether r2 and slope reach 0.5. If so, the model now gives the reading as `Placement.thickness`.
     """
-    if not isinstance(model, PoseCaps) or not isinstance(train, Dataset) or not isinstance(validation, Dataset):
+    if not isinstance(model, PoseCaps) or validation is None:
         return {}
     model.read_thickness_by(None)
-    if train.multi_label or validation.multi_label or len(validation) < FEWEST or not len(train):
+    if train.multi_label or validation.multi_label or len(validation) < MIN_VALIDATION or not len(train):
         return {}
     images, classes = _some(model, train, MAX_FITTED)
     if stroke_width(images).isfinite().float().mean() < STROKES:

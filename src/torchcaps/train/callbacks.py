@@ -1,4 +1,4 @@
-"""Looking on while a run trains: progress bar, metrics files, checkpoints, and the wish to stop."""
+"""Callbacks of a training run: progress bar, metrics files, checkpoints, and requests to stop."""
 
 from __future__ import annotations
 
@@ -15,69 +15,75 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from torchcaps.models.files import write_model
-from torchcaps.train.checkpoint import State, save_checkpoint
+from torchcaps.train.checkpoint import save_checkpoint
 from torchcaps.train.failures import writing
-from torchcaps.train.loop import Totals
 from torchcaps.train.recipe import TrainSection
+from torchcaps.train.state import State
+from torchcaps.train.totals import Totals
 
-REFRESH = 0.5  # seconds between two looks at the metrics: each makes an accelerator wait
-COST = 0.01  # the share of a run's time that writing checkpoints may take,
-MAX_INTERVALS = 20.0  # unless they would be more than so many times `save_every` apart: a disk may be slow but once
+REFRESH_SECONDS = 0.5  # between two reads of the metrics: each makes an accelerator wait
+MAX_SAVING_SHARE = 0.01  # of a run's time that writing checkpoints may take,
+MAX_INTERVALS = 20.0  # unless they would be further apart than this many times `save_every`
 
 
 def pause(save_every: float, took: float) -> float:
-    """Seconds until the next checkpoint, after one that took so long; 0 if one after every epoch is asked for."""
-    return min(max(save_every, took / COST), MAX_INTERVALS * save_every)
+    """Seconds until the next checkpoint, after one that took `took` seconds; 0 for one after every epoch."""
+    return min(max(save_every, took / MAX_SAVING_SHARE), MAX_INTERVALS * save_every)
 
 
-class Quiet:
-    """Looks on without a word; for `fit` and for tests."""
+class Callback:
+    """What the training loop calls. This one does nothing."""
 
-    def step(self, state: State, totals: Totals) -> None: ...
+    def on_step(self, state: State, totals: Totals) -> None:
+        """After every step."""
 
-    def epoch(self, state: State, line: dict[str, float]) -> None: ...
-
-    def wants(self, state: State, line: dict[str, float]) -> bool:
-        """Whether it will look at the weights when it is told of this epoch."""
+    def needs_weights(self, state: State, line: dict[str, float]) -> bool:
+        """Whether `on_epoch` will read the weights; asked before it, with the same arguments."""
         return False
 
-    def stopping(self) -> bool:
+    def on_epoch(self, state: State, line: dict[str, float]) -> None:
+        """After every epoch, with its line of the history."""
+
+    def should_stop(self) -> bool:
+        """Whether to stop after this step."""
         return False
 
-    def due(self) -> bool:
-        """Whether it is time for a checkpoint, though the epoch is not over."""
+    def should_save(self) -> bool:
+        """Whether to call `save` after this step."""
         return False
 
-    def save(self, state: State) -> None: ...
+    def save(self, state: State) -> None:
+        """Write a checkpoint in the middle of an epoch."""
 
 
-class Follower(Quiet):
-    """Of a process that does not write: it stops when it is asked to, together with the others."""
+class WorkerCallback(Callback):
+    """Of a rank that does not write: it takes part in stopping the run."""
 
     def __init__(self) -> None:
         self._stop = False
 
     @contextmanager
-    def watching(self, state: State) -> Iterator[None]:
+    def active(self, state: State) -> Iterator[None]:
+        """Handle signals inside the block."""
         with self._signals():
             yield
 
-    def stopping(self) -> bool:
+    def should_stop(self) -> bool:
         return self._stop
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """The first Ctrl-C (or SIGTERM) asks to stop after the current step, the second stops at once."""
+        """The first Ctrl-C (or SIGTERM) stops the run after the current step, the second at once."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
 
-        def ask(number: int, frame: FrameType | None) -> None:
+        def stop(number: int, frame: FrameType | None) -> None:
             if self._stop:
                 raise KeyboardInterrupt
             self._stop = True
 
-        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield
         finally:
@@ -85,8 +91,8 @@ class Follower(Quiet):
                 signal.signal(number, handler)
 
 
-class RunWatcher(Follower):
-    """Shows progress and keeps a run folder up to date.
+class RunCallback(WorkerCallback):
+    """Shows progress and writes the files of a run folder.
 
     metrics.jsonl                  one line for each epoch
     tensorboard/                   the same as curves
@@ -98,20 +104,20 @@ class RunWatcher(Follower):
 
     def __init__(self, folder: Path, recipe: TrainSection, steps_per_epoch: int, console: Console, measure: str):
         self.folder, self.epochs, self.console, self.measure = folder, recipe.epochs, console, measure
-        self._save_every = recipe.save_every  # epochs on a GPU may take less than writing a checkpoint does
+        self._save_every = recipe.save_every  # an epoch on a GPU may be shorter than writing a checkpoint
         super().__init__()
         self._steps = steps_per_epoch
-        self._next_look = self._next_save = self._began_save = 0.0
+        self._next_refresh = self._next_save = self._save_started = 0.0
         self._saved = 0
-        self._better = self._due = False
-        self._decided = 0  # after how many steps these two were
+        self._improved = self._save_due = False
+        self._decided_step = 0  # the step after which these two were decided
         self._progress = Progress(
             TextColumn("epoch {task.fields[epoch]}"),
             BarColumn(),
             TextColumn(
                 "{task.fields[rate]:>7,.0f} img/s  loss {task.fields[loss]:.4f}  "
                 + measure
-                + " {task.fields[right]:.2%}"
+                + " {task.fields[score]:.2%}"
             ),
             TimeRemainingColumn(compact=True),
             console=console,
@@ -120,8 +126,8 @@ class RunWatcher(Follower):
         )
 
     @contextmanager
-    def watching(self, state: State) -> Iterator[None]:
-        """Progress bar, TensorBoard writer and signal handlers, for as long as the block runs."""
+    def active(self, state: State) -> Iterator[None]:
+        """Show progress, write TensorBoard files and handle signals inside the block."""
         from torch.utils.tensorboard import SummaryWriter
 
         self._write_history(state)
@@ -133,62 +139,62 @@ class RunWatcher(Follower):
             epoch=f"{state.epoch + 1}/{self.epochs}",
             rate=0.0,
             loss=0.0,
-            right=0.0,
+            score=0.0,
         )
-        self._began, self._first = time.perf_counter(), state.step
+        self._started, self._first = time.perf_counter(), state.step
         with self._signals(), self._progress:
             try:
                 yield
                 with writing(self.folder):
                     self._save(state)
             finally:
-                with suppress(OSError):  # its curves are in metrics.jsonl as well
+                with suppress(OSError):  # the curves are in metrics.jsonl as well
                     self._board.close()
 
-    def step(self, state: State, totals: Totals) -> None:
+    def on_step(self, state: State, totals: Totals) -> None:
         now = time.perf_counter()
-        if self._progress.disable or now < self._next_look:
+        if self._progress.disable or now < self._next_refresh:
             return
-        self._next_look = now + REFRESH
+        self._next_refresh = now + REFRESH_SECONDS
         means = totals.means()
         images = totals.read()["examples"] / max(1, state.batch)
         self._progress.update(
             self._bar,
             completed=state.step,
             epoch=f"{state.epoch + 1}/{self.epochs}",
-            rate=(state.step - self._first) * images / (now - self._began),
+            rate=(state.step - self._first) * images / (now - self._started),
             loss=means["loss"],
-            right=means[self.measure],
+            score=means[self.measure],
         )
 
-    def wants(self, state: State, line: dict[str, float]) -> bool:
-        if self._decided != state.step:
-            right = line.get(f"val_{self.measure}")
-            self._began_save = time.perf_counter()
-            self._better = right is not None and (state.best is None or right > state.best)
-            self._due = self._began_save >= self._next_save
-            self._decided = state.step
-        return self._better or self._due
+    def needs_weights(self, state: State, line: dict[str, float]) -> bool:
+        if self._decided_step != state.step:
+            score = line.get(f"val_{self.measure}")
+            self._save_started = time.perf_counter()
+            self._improved = score is not None and (state.best is None or score > state.best)
+            self._save_due = self._save_started >= self._next_save
+            self._decided_step = state.step
+        return self._improved or self._save_due
 
-    def epoch(self, state: State, line: dict[str, float]) -> None:
-        self.wants(state, line)
+    def on_epoch(self, state: State, line: dict[str, float]) -> None:
+        self.needs_weights(state, line)
         with writing(self.folder):
             self._write_epoch(state, line)
-        right = line.get(f"val_{self.measure}")
-        seen = "" if right is None else f"  val {right:.2%}"
-        passed = f"  {line['passed_over']:.0f} steps passed over" if "passed_over" in line else ""
+        score = line.get(f"val_{self.measure}")
+        seen = "" if score is None else f"  val {score:.2%}"
+        skipped = f"  {line['skipped_steps']:.0f} steps skipped" if "skipped_steps" in line else ""
         self.console.print(
             f"epoch {int(line['epoch']):>3}/{self.epochs}  loss {line['train_loss']:.4f}  "
-            f"train {line[f'train_{self.measure}']:.2%}{seen}  {line['images_per_second']:,.0f} img/s{passed}",
+            f"train {line[f'train_{self.measure}']:.2%}{seen}  {line['images_per_second']:,.0f} img/s{skipped}",
             highlight=False,
         )
 
-    def due(self) -> bool:
+    def should_save(self) -> bool:
         now = time.perf_counter()
-        return self._save_every > 0 and now >= max(self._next_save, self._began + self._save_every)
+        return self._save_every > 0 and now >= max(self._next_save, self._started + self._save_every)
 
     def save(self, state: State) -> None:
-        self._began_save = time.perf_counter()
+        self._save_started = time.perf_counter()
         with writing(self.folder):
             self._save(state)
 
@@ -198,21 +204,21 @@ class RunWatcher(Follower):
         for name, value in line.items():
             if name not in ("epoch", "step"):
                 self._board.add_scalar(name.replace("_", "/", 1), value, int(line["epoch"]))
-        if self._better:
+        if self._improved:
             state.best = line[f"val_{self.measure}"]
             best = self.folder / "checkpoints" / "best"
             best.mkdir(parents=True, exist_ok=True)
             write_model(state.final, best)
-        if self._due:
+        if self._save_due:
             self._save(state)
 
     def _save(self, state: State) -> None:
         if self._saved != state.step:
             save_checkpoint(state, self.folder / "checkpoints")
         now = time.perf_counter()
-        self._saved, self._next_save = state.step, now + pause(self._save_every, now - self._began_save)
+        self._saved, self._next_save = state.step, now + pause(self._save_every, now - self._save_started)
 
     def _write_history(self, state: State) -> None:
-        # What an interrupted run had written after its last checkpoint is not part of the run that goes on.
+        # Lines written after the last checkpoint do not belong to the resumed run.
         lines = "".join(json.dumps(line) + "\n" for line in state.history)
         (self.folder / "metrics.jsonl").write_text(lines, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""One training step as something to call: as it is, or compiled, recorded once as a CUDA graph and replayed."""
+"""A training step compiled, recorded as a CUDA graph and replayed."""
 
 from __future__ import annotations
 
@@ -13,17 +13,20 @@ from torch import Tensor
 
 log = logging.getLogger("torchcaps")
 
-WARM_UP = 3  # steps taken as they are before recording: kernels are compiled and moments allocated in them
+WARM_UP_STEPS = 3  # before recording: they compile kernels and allocate moments
 
 
 class RecordedStep:
-    """A step that the GPU runs without waiting for Python.
+    """A training step that is replayed without waiting for Python.
 
-    The step takes the indices of its batch (B,) and works in place on weights, moments and totals, so replaying its
-    kernels takes it again.
+    The step takes the indices of its batch (B,) and works in place on weights, moments and totals, so that replaying
+    its kernels takes another step.
 
-    step   what is recorded; also runs the first steps, and all of them where recording fails
-    plain  the same without compilation, for batches of another size: compiling for one batch an epoch does not pay
+    Args:
+        step: what is recorded; also takes the first steps, and all of them where recording fails.
+        plain: the same without compilation, for batches of another size: compiling for one batch an epoch does not pay.
+        batch_size: of the recorded step.
+        generator: source of the step's random numbers.
     """
 
     def __init__(
@@ -42,7 +45,7 @@ class RecordedStep:
         if len(indices) != len(self._indices):
             self._plain(indices)
             return
-        if self._taken == WARM_UP:
+        if self._taken == WARM_UP_STEPS:
             self._record()
         if self._taken == 0:
             self._try(indices)
@@ -54,7 +57,7 @@ class RecordedStep:
         self._taken += 1
 
     def _try(self, indices: Tensor) -> None:
-        """The first step. Its backward pass is compiled only when it is called, so it may fail only then."""
+        """The first step: its backward pass is compiled when it is first called, and may fail only then."""
         broken: tuple[type[Exception], ...] = (*_compiler_errors(), AssertionError)
         try:
             self._step(indices)
@@ -65,8 +68,8 @@ class RecordedStep:
 
     def _record(self) -> None:
         torch.cuda.synchronize()
-        torch.cuda.empty_cache()  # the graph has memory of its own
-        torch.cuda.reset_peak_memory_stats()  # what trying out convolutions took is not what training takes
+        torch.cuda.empty_cache()  # the graph allocates its own memory
+        torch.cuda.reset_peak_memory_stats()  # without what benchmarking the convolutions took
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(self._generator)
         before = self._generator.clone_state()
@@ -76,16 +79,16 @@ class RecordedStep:
         except RuntimeError as error:
             log.warning("the training step could not be recorded as a CUDA graph: %s", _first_line(error))
             torch.cuda.synchronize()
-            self._generator.graphsafe_set_state(before)  # its own would wait for the graph to be finished
+            self._generator.graphsafe_set_state(before)  # its current state would wait for the graph to finish
         else:
             self._graph = graph
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function through torch.compile; where that fails, as it is, with the reason logged.
+    """Compile a function; where that fails, log the reason and call it uncompiled.
 
-    What was compiled of the same code before, for another model, is forgotten: after eight of them torch.compile would
-    give up, and training would go on slowly.
+    Earlier compilations of the same code, for other models, are discarded: after eight of them torch.compile would give
+    up, and training would continue slowly.
     """
     torch._dynamo.eval_frame.reset_code(function.__code__)
     chosen = torch.compile(function, dynamic=False)
@@ -111,12 +114,12 @@ def _first_line(error: Exception) -> str:
 
 
 @contextmanager
-def repeatable(asked: bool) -> Iterator[None]:
-    """If asked for, for as long as the block runs: operations whose sums do not depend on which thread is first."""
-    if not asked:
+def deterministic(wanted: bool) -> Iterator[None]:
+    """If `wanted`, use deterministic algorithms inside the block."""
+    if not wanted:
         yield
         return
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS looks at it when it is first used
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it is first used
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(True)
     try:
@@ -127,10 +130,10 @@ def repeatable(asked: bool) -> Iterator[None]:
 
 @contextmanager
 def tuned(device: torch.device, tensor_cores: bool) -> Iterator[None]:
-    """On CUDA, for as long as the block runs: try out convolution algorithms, and let float32 products use TF32."""
+    """On CUDA, inside the block: benchmark convolution algorithms, and allow TF32 in float32 products."""
     before = torch.get_float32_matmul_precision(), torch.backends.cudnn.benchmark
     if device.type == "cuda":
-        # The quickest algorithm may be another one in the next run, and round otherwise.
+        # The fastest algorithm may differ between runs, and round differently.
         torch.backends.cudnn.benchmark = not torch.are_deterministic_algorithms_enabled()
         if tensor_cores:
             torch.set_float32_matmul_precision("high")

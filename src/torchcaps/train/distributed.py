@@ -1,9 +1,8 @@
-"""Several processes that train one model: who takes which part of a batch, and what they tell each other.
+"""Several processes that train one model: devices, ranks, and what the ranks tell each other.
 
-All of them have all images and draw the same random numbers, so each knows the whole batch and takes its own part of
-it: together they take the very step that one process would take, but for the order of sums. Gradients are averaged by
-DistributedDataParallel, which Fabric sets up, or where weights are in pieces by FSDP (`shards`); only the first process
-writes.
+Every rank holds all images and draws the same random numbers, so it knows the whole batch and takes its own part of it.
+Together the ranks take the step that one process would take, except for the order of sums. DistributedDataParallel
+averages the gradients, or FSDP where weights are sharded (fsdp.py). Only rank 0 writes files.
 """
 
 from __future__ import annotations
@@ -12,25 +11,27 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from lightning_fabric import Fabric
+from lightning_fabric.plugins.environments import LightningEnvironment
 from lightning_fabric.strategies import ModelParallelStrategy
 from torch import Tensor
 
 from torchcaps.errors import LostProcess, UserError
 
 Found = TypeVar("Found")
-ASK_EVERY = 16  # steps between two times that the processes ask each other whether to stop
+SYNC_EVERY = 16  # steps between two times that the ranks ask each other whether to stop
 
 
-class Part(NamedTuple):
-    """What one process takes of a batch.
+class BatchShard(NamedTuple):
+    """What one rank takes of a batch.
 
-    values   its part of each tensor
-    weight   of its mean loss, so that the mean over processes is that over all examples
-    counted  no where there are fewer examples than processes: then some take one that others have, for nothing
+    Attributes:
+        values: this rank's part of each tensor.
+        weight: factor of its mean loss; with it the mean over ranks is the mean over all examples.
+        counted: False on a rank without examples of its own, which then repeats one that is not counted.
     """
 
     values: tuple[Any, ...]
@@ -39,68 +40,67 @@ class Part(NamedTuple):
 
 
 class Distributed:
-    """The processes of a run; often it is one."""
+    """The ranks of a run; often there is one."""
 
     def __init__(self, fabric: Fabric):
         self.fabric, self.rank, self.size = fabric, fabric.global_rank, fabric.world_size
 
     @property
-    def first(self) -> bool:
-        """Whether this is the process that writes."""
+    def is_main(self) -> bool:
+        """Whether this is rank 0, which writes."""
         return self.rank == 0
 
     @property
-    def in_pieces(self) -> bool:
-        """Whether each process has a piece of every weight."""
+    def sharded(self) -> bool:
+        """Whether each rank has a shard of every weight."""
         return isinstance(self.fabric.strategy, ModelParallelStrategy)
 
-    def part(self, batch: tuple[Tensor | None, ...]) -> Part:
-        """batch: tensors (B, …), the first of them not None."""
+    def shard_batch(self, batch: tuple[Tensor | None, ...]) -> BatchShard:
+        """This rank's part of a batch of tensors (B, …), the first of which is not None."""
         if self.size == 1:
-            return Part(batch, 1.0, True)
+            return BatchShard(batch, 1.0, True)
         assert batch[0] is not None
         total = len(batch[0])
         start, end = (total * number // self.size for number in (self.rank, self.rank + 1))
         weight = (end - start) * self.size / total
         chosen = slice(start, end) if end > start else slice(0, 1)
-        return Part(tuple(None if each is None else each[chosen] for each in batch), weight, end > start)
+        return BatchShard(tuple(None if each is None else each[chosen] for each in batch), weight, end > start)
 
     def sum(self, values: list[float]) -> list[float]:
-        """Each number added up over all processes."""
+        """Each number summed over all ranks."""
         if self.size == 1:
             return values
         added = self.fabric.all_reduce(torch.tensor(values, dtype=torch.float64), reduce_op="sum")
-        assert isinstance(added, Tensor)
-        return added.tolist()
+        return cast(Tensor, added).tolist()
 
-    def agree(self, flag: Tensor) -> None:
-        """1 in every process, in place, if it is in one."""
+    def max_(self, flag: Tensor) -> None:
+        """Replace a tensor by its maximum over all ranks, in place."""
         if self.size > 1:
-            worst = self.fabric.all_reduce(flag, reduce_op="max")
-            assert isinstance(worst, Tensor)
-            flag.copy_(worst)
+            flag.copy_(cast(Tensor, self.fabric.all_reduce(flag, reduce_op="max")))
 
-    def any(self, *wishes: bool, step: int) -> list[bool]:
-        """Of each wish, whether a process has it; with several of them they ask each other only now and then."""
+    def any_rank(self, *flags: bool, step: int) -> list[bool]:
+        """Whether each flag is set on any rank. With several ranks this is asked every SYNC_EVERY steps only."""
         if self.size == 1:
-            return list(wishes)
-        if step % ASK_EVERY:
-            return [False] * len(wishes)
-        return [count > 0 for count in self.sum([float(wish) for wish in wishes])]
+            return list(flags)
+        if step % SYNC_EVERY:
+            return [False] * len(flags)
+        return [count > 0 for count in self.sum([float(flag) for flag in flags])]
 
-    def due(self, wish: bool, step: int) -> bool:
-        """Whether it is time for what all processes do in the same step: one by its wish, several now and then."""
-        return wish if self.size == 1 else step % ASK_EVERY == 0
+    def due(self, wanted: bool, step: int) -> bool:
+        """Whether to do what all ranks must do in the same step: one rank decides for itself, several by the step."""
+        return wanted if self.size == 1 else step % SYNC_EVERY == 0
 
-    def broadcast_from_main(self, function: Callable[[], Found], all_work: bool = False) -> Found:
-        """What the first process finds, for all; its mistakes are everybody's.
+    def broadcast_from_main(self, function: Callable[[], Found], all_compute: bool = False) -> Found:
+        """Call a function on rank 0 and give its result, or its UserError, to every rank.
 
-        all_work  the others work it out, too, because it takes all of them, and believe the first
+        Args:
+            function: what rank 0 calls.
+            all_compute: the other ranks call it as well, because it needs collectives, and take rank 0's result.
         """
         if self.size == 1:
             return function()
         found: tuple[Found | None, str | None] = (None, None)
-        if self.first or all_work:
+        if self.is_main or all_compute:
             try:
                 found = (function(), None)
             except UserError as error:
@@ -111,9 +111,9 @@ class Distributed:
         return value  # type: ignore[return-value]
 
     @contextmanager
-    def parting(self, stopped: type[Exception]) -> Iterator[None]:
-        """Where a run is stopped, nobody goes before all have come so far: the first closes its files until then, and
-        would be killed once another has ended."""
+    def barrier_on(self, stopped: type[Exception]) -> Iterator[None]:
+        """Barrier before this exception leaves the block: a launcher kills rank 0 once another rank has ended, and
+        rank 0 must finish writing first."""
         try:
             yield
         except stopped:
@@ -121,31 +121,78 @@ class Distributed:
             raise
 
     @contextmanager
-    def together(self) -> Iterator[None]:
-        """A process that has lost another says so, and ends."""
+    def report_lost_rank(self) -> Iterator[None]:
+        """Turn the communication error of a rank whose peer has ended into a clear message."""
         try:
             yield
         except RuntimeError as error:
-            if self.size == 1 or not _about_others(error):
+            if self.size == 1 or not _is_communication_error(error):
                 raise
-            words = "another process of this run has ended, so this one ends, too; its output says why"
-            raise LostProcess(words) from error
+            message = "another process of this run has ended, so this one ends too; the other's output says why"
+            raise LostProcess(message) from error
+
+
+def make_fabric(device: str, precision: str, devices: int = 1, nodes: int = 1, shard: bool = False) -> Fabric:
+    """Make the Fabric of a run.
+
+    Args:
+        device: auto, cpu, cuda or mps.
+        precision: auto (bf16 convolutions on CUDA, fp32 elsewhere), fp32 or bf16.
+        devices: processes on each machine, one for each device.
+        nodes: machines.
+        shard: whether each rank keeps a shard of every weight.
+    """
+    available = {
+        "auto": True,
+        "cpu": True,
+        "cuda": torch.cuda.is_available(),
+        "mps": torch.backends.mps.is_available(),
+    }
+    accelerator = "cuda" if device == "gpu" else device
+    if accelerator not in available:
+        raise UserError(f"--device {device}: choose one of {', '.join(available)}")
+    if not available[accelerator]:
+        raise UserError(f"--device {device}: this machine, or this build of PyTorch, has none; use --device cpu")
+    if accelerator == "auto":
+        accelerator = next(name for name in ("cuda", "mps", "cpu") if available[name])
+    mixed = precision == "bf16" or (precision == "auto" and accelerator == "cuda")
+    launched = torchrun_world_size()
+    if launched is not None and devices == nodes == 1:
+        devices, nodes = launched
+    if accelerator == "mps" and devices * nodes > 1:
+        raise UserError("--devices: only one MPS device exists; omit --devices")
+    if accelerator == "cuda" and devices > torch.cuda.device_count():
+        raise UserError(f"--devices {devices}: this machine has {torch.cuda.device_count()}")
+    strategy: Any = "ddp" if devices * nodes > 1 else "auto"
+    if shard:
+        if devices * nodes == 1:
+            raise UserError("--shard splits the weights among several processes; give --devices, two or more")
+        strategy = ModelParallelStrategy(lambda model, mesh: model, devices * nodes, tensor_parallel_size=1)
+    single = launched is None and devices * nodes == 1  # even inside a SLURM job of several tasks
+    return Fabric(
+        accelerator=accelerator,
+        devices=devices,
+        num_nodes=nodes,
+        strategy=strategy,
+        precision="bf16-mixed" if mixed else "32-true",
+        plugins=[LightningEnvironment()] if single else None,
+    )
 
 
 def torchrun_world_size() -> tuple[int, int] | None:
-    """Processes on this machine, and machines, if `torchrun` (or a scheduler in its way) started this process."""
+    """Processes on this machine, and machines, if `torchrun` or a scheduler started this process; else None."""
     names = ("LOCAL_WORLD_SIZE", "WORLD_SIZE", "RANK", "LOCAL_RANK")
     if not all(name in os.environ for name in names):
         return None
-    here, everywhere = int(os.environ["LOCAL_WORLD_SIZE"]), int(os.environ["WORLD_SIZE"])
-    return here, max(1, everywhere // here)
+    local, world = int(os.environ["LOCAL_WORLD_SIZE"]), int(os.environ["WORLD_SIZE"])
+    return local, max(1, world // local)
 
 
-def leave(code: int) -> None:
-    """End this process at once if it is one of several; one that is alone ends as it likes.
+def exit_without_teardown(code: int) -> None:
+    """End this process at once if it is one rank of several; otherwise return.
 
-    While Python takes itself down, a thread of Gloo that still has a tensor to let go of aborts the process, and
-    whoever started it ends the others, of which the first may still be writing.
+    During Python's teardown a Gloo thread that still holds a tensor aborts the process. The launcher then kills the
+    other ranks, and rank 0 may still be writing.
     """
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
@@ -154,7 +201,7 @@ def leave(code: int) -> None:
         os._exit(code)
 
 
-def _about_others(error: RuntimeError) -> bool:
-    words = str(error)
+def _is_communication_error(error: RuntimeError) -> bool:
+    text = str(error)
     known = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out", "Socket", "NCCL")
-    return isinstance(error, torch.distributed.DistError) or any(word in words for word in known)
+    return isinstance(error, torch.distributed.DistError) or any(words in text for words in known)

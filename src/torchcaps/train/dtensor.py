@@ -1,6 +1,6 @@
-"""Tensors of which each process has a piece, and whole ones: from one to the other.
+"""Conversions between whole tensors and DTensors, of which each rank has a shard.
 
-Told apart by what they can do: importing what would tell their types takes as long as importing all of torchcaps.
+DTensors are recognised by their methods: importing their type takes as long as importing all of torchcaps.
 """
 
 from __future__ import annotations
@@ -12,24 +12,25 @@ import torch
 from torch import Tensor
 
 
-def in_pieces(tensor: Tensor) -> bool:
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether this is a DTensor."""
     return hasattr(tensor, "full_tensor")
 
 
-def whole(tensor: Any) -> Tensor:
-    """All of it; if it is in pieces every process has to ask."""
-    return tensor.full_tensor() if in_pieces(tensor) else tensor
+def gather(tensor: Any) -> Tensor:
+    """The whole tensor. For a DTensor this is a collective: every rank must call it."""
+    return tensor.full_tensor() if is_sharded(tensor) else tensor
 
 
-def like(tensor: Tensor, other: Any) -> Tensor:
-    """A whole tensor in pieces as another is, or laid out in memory as that is."""
-    if in_pieces(other):
+def shard_like(tensor: Tensor, other: Any) -> Tensor:
+    """A whole tensor, sharded as `other` is, or with its memory layout if that is not sharded."""
+    if is_sharded(other):
         from torch.distributed.tensor import distribute_tensor
 
         return distribute_tensor(tensor.to(other.device), other.device_mesh, other.placements)
     return torch.empty_like(other).copy_(tensor)
 
 
-def pieces(tensors: Iterable[Any]) -> list[Tensor]:
-    """What this process has of each."""
-    return [tensor.to_local() if in_pieces(tensor) else tensor for tensor in tensors]
+def local_shards(tensors: Iterable[Any]) -> list[Tensor]:
+    """This rank's shard of each tensor; whole tensors as they are."""
+    return [tensor.to_local() if is_sharded(tensor) else tensor for tensor in tensors]

@@ -1,4 +1,4 @@
-"""What can go wrong around a run: another in its folder, a disk that is full or gone, too little memory."""
+"""Failures around a run: another run in its folder, a full or lost disk, too little memory."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ LOCK = "run.lock"
 
 
 @contextmanager
-def alone(folder: Path, way_out: str) -> Iterator[None]:
-    """Nobody else trains in this folder while the block runs. The system lets go of the lock of a process that dies.
+def lock_folder(folder: Path, remedy: str) -> Iterator[None]:
+    """Lock a run folder inside the block. The system releases the lock of a process that dies.
 
-    way_out  what to do if nothing can be written to it, in words
+    Args:
+        folder: of the run.
+        remedy: what the user can do if the folder cannot be written to.
     """
     lock = FileLock(folder / LOCK)
     try:
@@ -29,7 +31,7 @@ def alone(folder: Path, way_out: str) -> Iterator[None]:
     except Timeout:
         raise UserError(f"another run is training in {folder}: wait for it, or start one in another folder") from None
     except OSError as error:
-        raise UserError(f"cannot write to {folder}: {reason(error)}; {way_out}") from error
+        raise UserError(f"cannot write to {folder}: {reason(error)}; {remedy}") from error
     try:
         yield
     finally:
@@ -38,39 +40,44 @@ def alone(folder: Path, way_out: str) -> Iterator[None]:
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """What a run writes: where that fails, the error says what is left of it, and how to go on."""
+    """Errors of writing inside the block say what is saved and how to resume."""
     try:
         yield
     except (OSError, SafetensorError) as error:
-        raise UserError(f"cannot write to {folder}: {reason(error)}. {kept(folder)}") from error
+        raise UserError(f"cannot write to {folder}: {reason(error)}. {saved_state(folder)}") from error
     except UserError as error:
-        raise UserError(f"{error}. {kept(folder)}") from error
+        raise UserError(f"{error}. {saved_state(folder)}") from error
 
 
-def kept(folder: Path) -> str:
-    """The last good state of a run, in words."""
+def saved_state(folder: Path) -> str:
+    """A sentence about the last good checkpoint of a run."""
     step = saved_step(folder / "checkpoints")
     if step is None:
         return "Nothing had been saved yet"
-    return f"Its state after step {step} is safe; when that is put right, go on with: torchcaps train --resume {folder}"
+    return f"The state after step {step} is saved; when this is fixed, resume with: torchcaps train --resume {folder}"
 
 
 @contextmanager
 def enough_memory(recipe: Recipe, folder: Path, resumed: bool) -> Iterator[None]:
-    """Where a device has too little, the error says what takes less, and what is left of the run."""
+    """Out-of-memory errors inside the block say what needs less memory, and what is saved."""
     try:
         yield
-    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and not about_memory(error):
+    except (MemoryError, RuntimeError) as error:  # torch.OutOfMemoryError is a RuntimeError
+        if not is_out_of_memory(error):
             raise
         size = recipe.train.batch_size
         smaller = f"train.batch_size={size // 2}" if size > 1 else "a smaller model"
         window = f", augment.crop={recipe.augment.crop // 2}" if recipe.augment.crop else ", a smaller data.image_size"
         less = f"try {smaller}{window}, or --precision bf16"
-        if resumed:  # whose batches are fixed
-            less = f"resume it on a device with more, on several (--devices), or start a new run: {less}"
-        raise UserError(f"the device has too little memory for batches of {size}: {less}. {kept(folder)}") from error
+        if resumed:  # its batch size is fixed
+            less = f"resume on a device with more memory or on several (--devices), or start a new run: {less}"
+        raise UserError(
+            f"the device has too little memory for batches of {size}: {less}. {saved_state(folder)}"
+        ) from error
 
 
-def about_memory(error: RuntimeError) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error) or "out of memory" in str(error)
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error means that memory ran out: PyTorch has no type for that on the CPU."""
+    text = str(error)
+    known = isinstance(error, (MemoryError, torch.OutOfMemoryError))
+    return known or "allocate memory" in text or "out of memory" in text

@@ -12,10 +12,12 @@ from torchcaps.data import Dataset
 from torchcaps.data.split import HoldOut, divide
 from torchcaps.errors import UserError
 from torchcaps.models import ImageModel
-from torchcaps.train import loop
-from torchcaps.train.callbacks import Quiet
+from torchcaps.train.callbacks import Callback
+from torchcaps.train.distributed import make_fabric
+from torchcaps.train.loop import train as run_loop
 from torchcaps.train.recipe import make_recipe
-from torchcaps.train.state import make_state, seeded
+from torchcaps.train.setup import make_state
+from torchcaps.train.state import seeded
 
 
 class Fitted(NamedTuple):
@@ -58,10 +60,10 @@ def fit(
         raise UserError("fit: settings for data, and train.select=best, belong to recipes; give validation=, or none")
     dataset = as_dataset(images, labels, class_names)
     train, held_out, _ = divide(dataset, None, None, HoldOut(validation, test=0, seed=recipe.train.seed))
-    fabric = loop.make_fabric(device, recipe.train.precision)
+    fabric = make_fabric(device, recipe.train.precision)
     with seeded(recipe.train.seed, fabric.device):
         state, task = make_state(recipe, train, fabric.device)
-        loop.train(state, train, held_out, task, recipe, fabric, Quiet())
+        run_loop(state, train, held_out, task, recipe, fabric, Callback())
     trained = state.final.eval()
     trained.trained_by = {"recipe": "fit", "seed": recipe.train.seed, "multi_label": dataset.multi_label}
     return Fitted(trained, state.history)

@@ -1,8 +1,7 @@
-"""A model in pieces: its weights shared out among the processes, for layers that are too large to train on one device.
+"""Sharded training (FSDP): each rank keeps a shard of every weight, for layers too large to train on one device.
 
-Each process keeps a piece of every weight, its moments and its average (FSDP, by Fabric's ModelParallelStrategy);
-weights are put together while the model works. All that is written or measured at the end is of the whole model, which
-the first process puts together when it is needed.
+Weights, moments and averages are sharded, by Fabric's ModelParallelStrategy; weights are gathered while the model
+computes. Files and the final measurements are of the whole model, which rank 0 gathers when it is needed.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 import copy
 import warnings
 from dataclasses import replace
+from typing import cast
 
 from lightning_fabric import Fabric
 from lightning_fabric.strategies import ModelParallelStrategy
@@ -17,69 +17,66 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from torchcaps.errors import UserError
 from torchcaps.models import ImageModel
-from torchcaps.train.callbacks import Follower
-from torchcaps.train.checkpoint import State, copy_progress, copy_state
+from torchcaps.train.callbacks import Callback
+from torchcaps.train.checkpoint import copy_progress, copy_state
 from torchcaps.train.distributed import Distributed
-from torchcaps.train.loop import Totals
 from torchcaps.train.recipe import Recipe
-from torchcaps.train.state import make_optimizer
+from torchcaps.train.state import State, make_optimizer
+from torchcaps.train.totals import Totals
 
 
-def share_out(state: State, recipe: Recipe, fabric: Fabric) -> State:
-    """The same state, whose weights are on the CPU, in pieces, one in each process; all of them must have the same."""
+def shard_state(state: State, recipe: Recipe, fabric: Fabric) -> State:
+    """Shard a state among the ranks. Its weights are on the CPU, and equal on all ranks."""
     if state.discriminator is not None:
-        raise UserError("--shard is for one network, and drawing is learned by two that judge each other: leave it out")
+        raise UserError("--shard supports one network, but synthesis trains a generator and a discriminator: omit it")
     if recipe.optim.name == "muon":
-        raise UserError("optim.name=muon turns whole matrices, and with --shard no process has one: set it to adamw")
-    if recipe.optim.sharpness:
-        raise UserError("optim.sharpness moves whole weights, and with --shard no process has them: leave it away")
-    assert isinstance(fabric.strategy, ModelParallelStrategy)
-    warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")  # nobody changes it in place
-    mesh = fabric.strategy.device_mesh["data_parallel"]
-    model = _in_pieces(state.model, mesh)
-    average = None if state.average is None else _in_pieces(state.average, mesh)
-    optimizer = make_optimizer(model, recipe.optim, fabric.device, in_pieces=True)
-    shared = replace(state, model=model, average=average, optimizer=optimizer)
-    copy_state(state, shared)
-    return shared
+        raise UserError("optim.name=muon needs whole weights, and --shard splits them: set optim.name=adamw")
+    if recipe.optim.sam_rho:
+        raise UserError("optim.sam_rho needs whole weights, and --shard splits them: omit it")
+    warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")  # nothing changes it in place
+    mesh = cast(ModelParallelStrategy, fabric.strategy).device_mesh["data_parallel"]
+    model = _sharded(state.model, mesh)
+    average = None if state.average is None else _sharded(state.average, mesh)
+    optimizer = make_optimizer(model, recipe.optim, fabric.device, sharded=True)
+    shards = replace(state, model=model, average=average, optimizer=optimizer)
+    copy_state(state, shards)
+    return shards
 
 
-def _in_pieces(network: ImageModel, mesh: DeviceMesh) -> ImageModel:
-    """All layers at once: those of capsules give what FSDP does not look into, and could not be told when to be whole.
-    Then every weight and its gradient are whole for the time of a step, and moments and averages never."""
+def _sharded(network: ImageModel, mesh: DeviceMesh) -> ImageModel:
+    """All layers as one unit: capsule layers return types that FSDP does not look into, so it could not tell when to
+    gather a single layer. Weights and gradients are whole during a step; moments and averages never are."""
     from torch.distributed.fsdp import fully_shard
 
     network = copy.deepcopy(network)
-    # In pieces again after every forward pass: after an evaluation nothing else would see to it.
+    # Reshard after every forward pass: after an evaluation nothing else would do it.
     fully_shard(network, mesh=mesh, reshard_after_forward=True)
     return network
 
 
-class Gathering:
-    """Looks on at a run in pieces, and shows another what it is as a whole. All processes have to have one.
+class GatheredCallback(Callback):
+    """Gathers the sharded state before it calls another callback. Every rank needs one.
 
-    whole  what is shown: a state that is not in pieces; in the first process, its weights are new when they are wanted
+    Args:
+        callback: what to call.
+        whole: an unsharded state to show it; on rank 0 its weights are up to date whenever they are read.
+        dist: the ranks.
     """
 
-    def __init__(self, watcher: Follower, whole: State, team: Distributed):
-        self.watcher, self.whole, self.team = watcher, whole, team
+    def __init__(self, callback: Callback, whole: State, dist: Distributed):
+        self.callback, self.whole, self.dist = callback, whole, dist
+        self.should_stop, self.should_save = callback.should_stop, callback.should_save  # type: ignore[method-assign]
 
-    def step(self, state: State, totals: Totals) -> None:
-        self.watcher.step(state, totals)
+    def on_step(self, state: State, totals: Totals) -> None:
+        self.callback.on_step(state, totals)
 
-    def epoch(self, state: State, line: dict[str, float]) -> None:
+    def on_epoch(self, state: State, line: dict[str, float]) -> None:
         copy_progress(state, self.whole)
-        if self.team.broadcast_from_main(lambda: self.watcher.wants(state, line)):
-            copy_state(state, self.whole, keep=self.team.first)
-        self.watcher.epoch(self.whole, line)
+        if self.dist.broadcast_from_main(lambda: self.callback.needs_weights(state, line)):
+            copy_state(state, self.whole, keep=self.dist.is_main)
+        self.callback.on_epoch(self.whole, line)
         state.best = self.whole.best
 
-    def stopping(self) -> bool:
-        return self.watcher.stopping()
-
-    def due(self) -> bool:
-        return self.watcher.due()
-
     def save(self, state: State) -> None:
-        copy_state(state, self.whole, keep=self.team.first)
-        self.watcher.save(self.whole)
+        copy_state(state, self.whole, keep=self.dist.is_main)
+        self.callback.save(self.whole)

@@ -1,4 +1,4 @@
-"""Losses that are no numbers: noticed without waiting for the device, kept from the weights, traced to a layer."""
+"""NaN and infinity in training: detected without waiting for the device, kept out of the weights, traced to a layer."""
 
 from __future__ import annotations
 
@@ -7,82 +7,87 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from torchcaps.errors import UserError
 from torchcaps.train.distributed import Distributed
-from torchcaps.train.dtensor import pieces
+from torchcaps.train.dtensor import local_shards
 
 ADVICE = "lower optim.lr, set optim.clip=1, or train with --precision fp32"
 
 
 class Diverged(UserError):
-    """The loss of a step was no number, in words; weights are still those from before it."""
+    """The loss of a step was NaN or infinite; the weights are those from before that step."""
 
 
-class Divergence:
-    """Which step was the first whose loss was no number, and how many were: kept on the device until somebody asks.
+class NonfiniteGuard:
+    """Counts steps with a nonfinite loss, on the device, and keeps them from changing weights.
 
-    Such a step changes no weights: optimisers are told in the way that mixed precision has for it (`found_inf`), so
-    that a recorded step needs no decision by Python.
+    Optimizers skip such a step by `found_inf`, the hook that mixed precision has for it, so that a recorded step needs
+    no decision in Python.
 
-    step   the number of steps taken before
-    skips  training goes on after such steps; then a step counts as one if its gradients are no numbers, too, for which
-           they are read once more
+    Args:
+        device: where the counters are.
+        optimizers: those that have to skip nonfinite steps.
+        step: the number of steps taken before.
+        skips: whether training goes on after such steps. If so, a step with nonfinite gradients is skipped as well,
+            for which the gradients are read once more.
     """
 
     def __init__(self, device: torch.device, optimizers: Iterable[torch.optim.Optimizer], step: int, skips: bool):
         self.skips = skips
-        self.bad = torch.zeros((), device=device)  # 1 in a step to be passed over
+        self.bad = torch.zeros((), device=device)  # 1 in a step to be skipped
         self._step = torch.full((), step, dtype=torch.long, device=device)
-        self._noted = torch.full((), -1, dtype=torch.long, device=device)  # the last step that was passed over
+        self._noted = torch.full((), -1, dtype=torch.long, device=device)  # the last step that was skipped
         self._first = torch.full((), -1, dtype=torch.long, device=device)
-        self._passed_over = torch.zeros((), dtype=torch.long, device=device)
+        self._skipped = torch.zeros((), dtype=torch.long, device=device)
         for optimizer in optimizers:
             optimizer.found_inf = self.bad  # type: ignore[attr-defined]
 
-    def look(self, loss: Tensor, again: bool = False) -> None:
-        """At the loss of a backward pass, before its update. again: another of the same step."""
+    def check_loss(self, loss: Tensor, again: bool = False) -> None:
+        """Check the loss of a backward pass before its update; `again` for a further loss of the same step."""
         if not again:
             self._step += 1
             self.bad.zero_()
         self._note(~loss.detach().isfinite().all())
 
-    def look_at_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+    def check_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Check the gradients too, where nonfinite steps are skipped."""
         if self.skips:
-            norms = torch._foreach_norm(pieces(p.grad for p in parameters if p.grad is not None))
+            norms = torch._foreach_norm(local_shards(p.grad for p in parameters if p.grad is not None))
             self._note(~torch.stack(list(norms)).isfinite().all())
 
-    def agree(self, team: Distributed) -> None:
-        """A step that is bad in one process is bad in all, and each of them knows."""
-        if team.size > 1:
-            team.agree(self.bad)
+    def sync(self, dist: Distributed) -> None:
+        """A step that is nonfinite on one rank is skipped on all of them."""
+        if dist.size > 1:
+            dist.max_(self.bad)
             self._note(self.bad > 0)
 
     def _note(self, bad: Tensor) -> None:
         new = bad & (self._noted != self._step)
         self._noted.copy_(torch.where(new, self._step, self._noted))
         self._first.copy_(torch.where(new & (self._first < 0), self._step, self._first))
-        self._passed_over += new
+        self._skipped += new
         self.bad.copy_(bad | (self.bad > 0))
 
     def read(self) -> tuple[int | None, int]:
-        """The first bad step, if there was one, and how many; both are forgotten."""
-        first, passed_over = int(self._first), int(self._passed_over)
+        """The first nonfinite step, if there was one, and how many there were; then reset both."""
+        first, skipped = int(self._first), int(self._skipped)
         self._first.fill_(-1)
-        self._passed_over.zero_()
-        return (first if first >= 0 else None), passed_over
+        self._skipped.zero_()
+        return (first if first >= 0 else None), skipped
 
 
 def find_nonfinite_layer(model: nn.Module, loss_of: Callable[[], Tensor]) -> str:
-    """Where numbers stop being numbers, in words: a weight, or a layer of the forward or of the backward pass."""
+    """Say in words which weight, or which layer of the forward or backward pass, is the first to be nonfinite."""
     broken = [name for name, parameter in model.named_parameters() if not parameter.isfinite().all()]
     if broken:
-        return f"the weights {broken[0]} are no numbers" + (f" (and {len(broken) - 1} more)" if broken[1:] else "")
+        return f"the weight {broken[0]} is not finite" + (f" (and {len(broken) - 1} more)" if broken[1:] else "")
     found: list[str] = []
 
     def watch(name: str) -> Callable[..., None]:
         def hook(module: nn.Module, inputs: Any, output: Any) -> None:
-            if not _finite(output) and _finite(inputs):
+            if not _is_finite(output) and _is_finite(inputs):
                 found.append(name)
 
         return hook
@@ -92,22 +97,19 @@ def find_nonfinite_layer(model: nn.Module, loss_of: Callable[[], Tensor]) -> str
     try:
         loss = loss_of()
         if found:
-            return f"the output of the layer {found[0]} is no number"  # of nested ones the inmost ends first
+            return f"layer {found[0]} produced NaN or inf"  # of nested modules the innermost finishes first
         if not loss.isfinite().all():
-            return "the loss itself is no number where the model's outputs are"
+            return "the loss itself is not finite although the model's outputs are"
         loss.backward()
         wrong = [name for name, p in model.named_parameters() if p.grad is not None and not p.grad.isfinite().all()]
-        return f"the gradient of {wrong[-1]} is no number" if wrong else "another batch did not show it again"
+        return f"the gradient of {wrong[-1]} is not finite" if wrong else "it did not happen again with another batch"
     finally:
         for each in hooks:
             each.remove()
         model.zero_grad(set_to_none=True)
 
 
-def _finite(value: Any) -> bool:
-    """Every number of every tensor in a nest of tuples."""
-    if isinstance(value, Tensor):
-        return not value.is_floating_point() or bool(value.isfinite().all())
-    if isinstance(value, (tuple, list)):
-        return all(map(_finite, value))
-    return True
+def _is_finite(value: Any) -> bool:
+    """Whether every floating-point tensor in a tree of tuples is finite."""
+    tensors = [leaf for leaf in tree_leaves(value) if torch.is_tensor(leaf) and leaf.is_floating_point()]
+    return all(bool(tensor.isfinite().all()) for tensor in tensors)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from torchcaps.data import SOURCES
 from torchcaps.errors import UserError, did_you_mean
@@ -32,13 +32,13 @@ class DataSection(Section):
     path: str | None = None
     image_size: int | tuple[int, int] | None = None
     channels: Literal[1, 3] | None = None
-    validation: float = Field(0.1, ge=0)  # a fraction, or a count from 1 on; 0 holds nothing out, for a final refit
-    test: NonNegative | str = 0.2  # where the source has no test split; with masks also names, or last:6
+    validation: float = Field(0.1, ge=0)  # a fraction below 1, or a count; 0 holds nothing out, for a final refit
+    test: NonNegative | str = 0.2  # where the source has no test split; with masks also file names, or last:6
     split_seed: int = 0
     limit: int | None = Field(None, ge=1)
     per_class: int | None = Field(None, ge=1)
-    positive: int | None = Field(None, ge=0)  # of masks: the value that is the class looked for
-    num_classes: int | None = Field(None, ge=2)  # of masks: where not every class id need occur
+    positive: int | None = Field(None, ge=0)  # of masks: the value of the foreground
+    num_classes: int | None = Field(None, ge=2)  # of masks, where some class ids may be missing
 
 
 class AugmentSection(Section):
@@ -51,17 +51,17 @@ class AugmentSection(Section):
     elastic: float = Field(0.0, ge=0)  # pixels
     share: float = Field(1.0, ge=0, le=1)  # of the images that are rotated, sheared, scaled and bent
     erase: int = Field(0, ge=0)  # pixels
-    crop: int = Field(0, ge=0)  # side of a random crop; at test time the centre is cut out, of masks all is seen
+    crop: int = Field(0, ge=0)  # side of a random crop; tests use the centre crop, or with masks the whole image
     flip: bool = False
     flip_vertical: bool = False
-    turn: bool = False  # by quarters
+    turn: bool = False  # by multiples of 90 degrees
     brightness: float = Field(0.0, ge=0)  # of an image in [0, 1]
     contrast: float = Field(0.0, ge=0, le=1)
     noise: float = Field(0.0, ge=0)
 
 
 class ModelSection(BaseModel):
-    """A name of `torchcaps.list_models()`; what else is given here goes to that model."""
+    """A name of `torchcaps.list_models()`; all other settings here are options of that model."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
     name: str = "capsnet"
@@ -75,22 +75,22 @@ class LossSection(Section):
     """Weights of the terms. By default capsules: margin 1, reconstruction 0.392 / values of an image (0.0005 at 28×28);
     pose capsules: also disagreement 0.1, and absence 0.5 with model.negatives;
     matrix capsules: spread 1; CNNs: cross-entropy 1; masks: cross-entropy 1, and reconstruction 1 with a decoder;
-    drawn images: bce 1, l1 100, features 0."""
+    synthesis: bce 1, l1 100, features 0."""
 
     margin: float | None = Field(None, ge=0)
     spread: float | None = Field(None, ge=0)
     reconstruction: float | None = Field(None, ge=0)
     cross_entropy: float | None = Field(None, ge=0)
-    disagreement: float | None = Field(None, ge=0)  # of pose capsules: how far views disagree about the pose
-    absence: float | None = Field(None, ge=0)  # of pose capsules: how present classes are in images of nothing
+    disagreement: float | None = Field(None, ge=0)  # of pose capsules: disagreement of views about the pose
+    absence: float | None = Field(None, ge=0)  # of pose capsules: presence in images of nothing
     dice: float | None = Field(None, ge=0)  # of masks
-    positive_weight: float = Field(1.0, gt=0)  # of masks: how much a pixel of a class counts against one of the rest
-    class_weights: bool = False  # weigh rare classes up
-    bce: float | None = Field(None, ge=0)  # of drawn images: to be taken for real, by cross-entropy
-    least_squares: float | None = Field(None, ge=0)  # or by least squares
-    l1: float | None = Field(None, ge=0)  # and to be near the real one
-    features: float | None = Field(None, ge=0)  # and near it in what the discriminator notices
-    label_smoothing: float = Field(0.1, ge=0, lt=0.5)  # how unsure the discriminator is to be of real images
+    positive_weight: float = Field(1.0, gt=0)  # of masks: weight of a foreground pixel, against 1 of the background
+    class_weights: bool = False  # give rare classes more weight
+    bce: float | None = Field(None, ge=0)  # of synthesis: adversarial loss by cross-entropy
+    least_squares: float | None = Field(None, ge=0)  # of synthesis: adversarial loss by least squares
+    l1: float | None = Field(None, ge=0)  # of synthesis: distance from the real image
+    features: float | None = Field(None, ge=0)  # of synthesis: distance in the discriminator's features
+    label_smoothing: float = Field(0.1, ge=0, lt=0.5)  # of the discriminator's target for real images
 
 
 class OptimSection(Section):
@@ -102,24 +102,16 @@ class OptimSection(Section):
     schedule: Literal["constant", "exponential", "linear", "cosine"] = "constant"
     decay_rate: float = Field(0.96, gt=0, le=1)  # exponential: lr × decay_rate every decay_steps
     decay_steps: int = Field(2000, ge=1)
-    final: float = Field(0.0, ge=0, le=1)  # linear, cosine: the share of lr that is left at the end
-    clip: float | None = Field(None, gt=0)  # largest norm of the gradient
-    sharpness: float = Field(0.0, ge=0)  # how far around the weights the loss is to be low, too; 0: not asked
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_linear(cls, given: Any) -> Any:
-        """A setting that is gone, and that runs of earlier versions name: where it was off, they can be resumed."""
-        if isinstance(given, dict) and given.get("linear") is False:
-            return {name: value for name, value in given.items() if name != "linear"}
-        return given
+    final: float = Field(0.0, ge=0, le=1)  # linear, cosine: lr at the end, as a share of lr
+    clip: float | None = Field(None, gt=0)  # largest gradient norm
+    sam_rho: float = Field(0.0, ge=0)  # norm of the perturbation of sharpness-aware minimisation; 0: without it
 
 
 class DiscriminatorSection(Section):
-    """Of drawn images: the network that tells them from real ones; see `torchcaps.models.Discriminator`."""
+    """Of synthesis: the options of `torchcaps.models.Discriminator`."""
 
     channels: int = Field(64, ge=1)
-    depth: int = Field(3, ge=1)  # halvings: 3 for patches of 70×70, 2 for 34×34, 1 for 16×16
+    depth: int = Field(3, ge=1)  # downsampling layers: 3 for patches of 70×70, 2 for 34×34, 1 for 16×16
     spectral_norm: bool = True
     instance_norm: bool = False
     lr: float = Field(1.0, gt=0)  # its learning rate, as a multiple of the generator's
@@ -127,40 +119,40 @@ class DiscriminatorSection(Section):
 
 class TrainSection(Section):
     epochs: int = Field(10, ge=1)
-    repeat: int = Field(1, ge=1)  # passes over the images that make an epoch: more than one where there are few
-    stop_at: float | None = Field(None, gt=0, le=1)  # accuracy, or Dice, on validation images that ends the run
+    repeat: int = Field(1, ge=1)  # passes over the images in each epoch, for small data sets
+    stop_at: float | None = Field(None, gt=0, le=1)  # validation accuracy or Dice that ends the run
     batch_size: int = Field(128, ge=1)
     seed: int = Field(0, ge=0)
     precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 convolutions on CUDA, fp32 elsewhere
     ema: float = Field(0.0, ge=0, lt=1)  # decay of the averaged weights; 0: none
     fast: bool = True  # on CUDA, record the step as a CUDA graph
-    compile: bool | None = None  # where it is recorded, also compile it; null: if the run has 10,000 steps or more
-    save_every: float = Field(15.0, ge=0)  # seconds between two checkpoints at least; 0: one after every epoch
-    on_nan: Literal["stop", "skip"] = "stop"  # a loss that is no number ends the run, or its step is passed over
-    deterministic: bool = False  # on CUDA, the same numbers in every run, at some cost in speed
-    read_test: bool = True  # no: the test set stays unread, while settings are still being chosen
-    select: Literal["last", "best"] = "last"  # the weights that are kept: the last, or the best on validation
+    compile: bool | None = None  # compile the recorded step; null: if the run has 10,000 steps or more
+    save_every: float = Field(15.0, ge=0)  # least seconds between two checkpoints; 0: one after every epoch
+    on_nan: Literal["stop", "skip"] = "stop"  # a NaN or infinite loss ends the run, or its step is skipped
+    deterministic: bool = False  # on CUDA, bit-identical runs, at some cost in speed
+    read_test: bool = True  # no: keep the test set unread while settings are being chosen
+    select: Literal["last", "best"] = "last"  # which weights to keep: the last, or the best on validation
 
 
 class ClaimSection(Section):
-    """What `torchcaps reproduce` found for this recipe, and what it is measured against, all in percent."""
+    """The result of `torchcaps reproduce` for this recipe, and what it is compared with, all in percent."""
 
-    result: str  # in words, for the table
+    result: str  # title in the table
     measure: Literal["error", "accuracy", "dice"] = "error"
-    mean: float | None = None  # over the seeds; None: not measured yet
+    mean: float | None = None  # over the seeds; null: not measured yet
     paper: float | None = None
-    open: float | None = None  # the best open reproduction known
+    open: float | None = None  # the best known open reproduction
     note: str = ""
-    ensemble: bool = False  # also measure all seeds together, by the mean of their lengths
-    views: bool = False  # also measure each with nine slightly moved views of every image
+    ensemble: bool = False  # also evaluate the ensemble of all seeds
+    views: bool = False  # also evaluate with nine slightly moved views of every image
 
 
 class Recipe(Section):
     name: str
     description: str = ""
     claim: ClaimSection | None = None
-    also: tuple[str, ...] = ()  # further data sets to measure the final model on
-    judge: str = "judge"  # of drawn images: the recipe of the U-Net that `torchcaps eval` trains on them
+    also: tuple[str, ...] = ()  # further data sets to evaluate the final model on
+    judge: str = "judge"  # of synthesis: the recipe of the U-Net that `torchcaps eval` trains on drawn images
     data: DataSection = DataSection()
     augment: AugmentSection = AugmentSection()
     model: ModelSection = ModelSection()
@@ -179,13 +171,25 @@ def list_recipes() -> list[str]:
 
 
 def load_recipe(name_or_path: str, overrides: list[str] | tuple[str, ...] = ()) -> Recipe:
-    """A shipped recipe by name, or a YAML file; overrides are "section.field=value"."""
+    """Load a shipped recipe by name, or a YAML file.
+
+    Args:
+        name_or_path: of the recipe.
+        overrides: settings to change, "section.field=value".
+    """
+    tree, path = _read_recipe(name_or_path)
+    return make_recipe(tree, overrides, None if path.parent == RECIPES_DIR else str(path))
+
+
+def _read_recipe(name_or_path: str, ancestors: tuple[Path, ...] = ()) -> tuple[dict[str, Any], Path]:
+    """The settings in a recipe file, with those of the recipe that it extends, and the file's path."""
     path = Path(name_or_path)
-    shipped = path.suffix not in (".yaml", ".yml")
-    if shipped:
+    if path.suffix not in (".yaml", ".yml"):
         path = RECIPES_DIR / f"{name_or_path}.yaml"
         if not path.is_file():
             raise UserError(f"there is no recipe called {name_or_path!r}: {did_you_mean(name_or_path, list_recipes())}")
+    if path in ancestors:
+        raise UserError(f"recipe {path} extends itself, by way of {ancestors[-1]}")
     if size_of(path) > MAX_BYTES:
         raise UserError(f"recipe {path} cannot be read: it has more than {MAX_BYTES:,} bytes")
     try:
@@ -195,13 +199,32 @@ def load_recipe(name_or_path: str, overrides: list[str] | tuple[str, ...] = ()) 
     if not isinstance(tree, dict):
         raise UserError(f"recipe {path} is not a set of 'section:' entries")
     tree.setdefault("name", path.stem)
-    return make_recipe(tree, overrides, None if shipped else str(path))
+    if "extends" not in tree:
+        return tree, path
+    name = str(tree.pop("extends"))
+    beside = str(path.parent / name) if name.endswith((".yaml", ".yml")) else name
+    return _merged(_read_recipe(beside, (*ancestors, path))[0], tree), path
+
+
+def _merged(base: dict[str, Any], tree: dict[str, Any]) -> dict[str, Any]:
+    """The settings of `base`, replaced one by one by those of `tree`. A model with a name of its own replaces the whole
+    section. Name, description and claim are not inherited."""
+    merged = {key: value for key, value in base.items() if key not in ("name", "description", "claim")}
+    for key, value in tree.items():
+        try:
+            merged[key] = value if key == "model" and "name" in value else {**merged[key], **value}
+        except (KeyError, TypeError):  # not a section in both
+            merged[key] = value
+    return merged
 
 
 def make_recipe(tree: dict[str, Any], overrides: list[str] | tuple[str, ...] = (), called: str | None = None) -> Recipe:
     """Validate a recipe given as nested dicts.
 
-    called  what a message about it says; by default its name
+    Args:
+        tree: its sections.
+        overrides: settings to change, "section.field=value".
+        called: what error messages call it; by default its name.
     """
     called = called or str(tree.get("name"))
     for override in overrides:

@@ -32,6 +32,8 @@ class Digits(Dataset):
     shift  how far a digit moves at most, in pixels
     """
 
+    self_augmenting = True
+
     shift: int = SHIFT
     labels_each: int | None = 2
 

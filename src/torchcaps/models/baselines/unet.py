@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from torchcaps.errors import UserError
-from torchcaps.models.base import Output
+from torchcaps.models.base import SegmentationOutput
 from torchcaps.models.segmentation import SegmentationModel
 from torchcaps.ops.squash import at_least_float32
 
@@ -58,7 +58,9 @@ class UNet(SegmentationModel):
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
 
-    def forward(self, images: Tensor, targets: Tensor | None = None, *, each: Tensor | None = None) -> Output:
+    def forward(
+        self, images: Tensor, targets: Tensor | None = None, *, each: Tensor | None = None
+    ) -> SegmentationOutput:
         """images (B, C, H, W) in [0, 1], H and W as they come; the rest is accepted, and unused, as in every model.
 
         lengths  (B, K, H, W)  K = 1: the positive class's probability (sigmoid); K > 2: every class's (softmax)
@@ -73,7 +75,7 @@ class UNet(SegmentationModel):
             features = convolutions(torch.cat([skipped, enlarge(features)], dim=1))
         H, W = images.shape[-2:]
         logits = at_least_float32(self.head(features))[..., :H, :W]
-        return Output(logits.sigmoid() if self.maps == 1 else logits.softmax(1), logits=logits)
+        return SegmentationOutput(logits.sigmoid() if self.maps == 1 else logits.softmax(1), logits=logits)
 
 
 def unet(image_shape: Sequence[int] = (1, 256, 256), num_classes: int = 2, **options: Any) -> UNet:

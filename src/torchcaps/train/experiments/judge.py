@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -19,14 +18,16 @@ from torchcaps.errors import UserError
 from torchcaps.metrics.similarity import features_of, kid, ssim
 from torchcaps.models import SynthesisModel, UNet
 from torchcaps.models.synthesis import TOGETHER, draw_masks
-from torchcaps.train import loop
-from torchcaps.train.callbacks import Quiet
+from torchcaps.train.callbacks import Callback
+from torchcaps.train.distributed import make_fabric
 from torchcaps.train.environment import machine
-from torchcaps.train.evaluate import warn_if_changed
+from torchcaps.train.loop import train
 from torchcaps.train.recipe import LossSection, Recipe, load_recipe
 from torchcaps.train.reports.classification import write_whole
-from torchcaps.train.state import make_state, seeded
-from torchcaps.train.tasks.segmentation import SegmentationTask, evaluate_masks
+from torchcaps.train.setup import make_state
+from torchcaps.train.state import seeded
+from torchcaps.train.tasks import SegmentationTask
+from torchcaps.train.tasks.test_sets import warn_if_changed
 
 DRAWS = 4  # images of every label map to train on, with other noise each, or the real one so often; an even number
 HELD_OUT = 1000  # seed of the noise of label maps that are not trained on
@@ -82,7 +83,7 @@ def judge(
     for kind, rounds in sets.items():
         each_seed = range(first, first + seeds)
         taught[kind] = [_teach(recipe, rounds, splits.test, seed, model.device) for seed in each_seed]
-        dice = _spread([each.dice for each in taught[kind]])
+        dice = spread([each.dice for each in taught[kind]])
         console.print(f"trained on {kind}: Dice {dice['mean']:.2%}", highlight=False, markup=False)
     usual = statistics.mean(each.dice for each in taught["real"])
     result = {
@@ -100,7 +101,7 @@ def judge(
         "machine": machine(model.device),
         "trained": {
             kind: {
-                **_spread([each.dice for each in some]),
+                **spread([each.dice for each in some]),
                 "of_real": statistics.mean(each.dice for each in some) / max(usual, 1e-12),
                 "generator_parameters": _parameters(kind, generators),
             }
@@ -112,62 +113,6 @@ def judge(
     if out is not None:
         write_whole(out / "judge.json", json.dumps(result, indent=2, ensure_ascii=False) + "\n")
     return result
-
-
-def pool(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What judges found of the same kinds of generators, trained with other seeds: as if one had judged them all."""
-    first = results[0]
-    for what in ("data", "windows", "draws", "test_n"):
-        _check_alike(what, [result[what] for result in results])
-    for what in ("recipe", "settings", "parameters"):
-        _check_alike(f"{what} of the U-Net", [result["unet"].get(what) for result in results])
-    seeds = [(result["unet"]["first_seed"], tuple(result["generator_seeds"].values())) for result in results]
-    if len(set(seeds)) < len(seeds):
-        raise UserError(f"one of these was judged twice, by the seeds of U-Net and generators: {seeds}")
-    kinds = [{_unnumbered(kind) for kind in result["trained"]} for result in results]
-    if any(names != kinds[0] for names in kinds) or any(len(names) != len(first["trained"]) for names in kinds):
-        raise UserError(f"these were not judged alike: they have {[sorted(names) for names in kinds]}")
-    trained: dict[str, Any] = {}
-    for kind in map(_unnumbered, first["trained"]):
-        alike = [_by_kind(result["trained"])[kind] for result in results]
-        spread = _spread([value for each in alike for value in each["values"]])
-        usual = trained["real"]["mean"] if trained else spread["mean"]  # real images come first
-        trained[kind] = {
-            **spread,
-            "of_real": spread["mean"] / max(usual, 1e-12),
-            "generator_parameters": alike[0]["generator_parameters"],
-        }
-    drawn: dict[str, Any] = {}
-    for name in map(_unnumbered, first["drawn"]):
-        some = [_by_kind(result["drawn"])[name] for result in results]
-        keys = dict.fromkeys(key for each in some for key in each if key not in ("parameters", "n"))
-        means = {key: _mean([each.get(key) for each in some]) for key in keys}
-        drawn[name] = {"parameters": some[0]["parameters"], **means, "n": sum(each["n"] for each in some)}
-    each_seed = {name: [_by_kind(result["generator_seeds"])[name] for result in results] for name in drawn}
-    unet = {**first["unet"], "first_seed": [result["unet"]["first_seed"] for result in results]}
-    together = {"unet": unet, "generator_seeds": each_seed, "trained": trained, "drawn": drawn}
-    return {**first, **together, "kid_of_real": _mean([result["kid_of_real"] for result in results])}
-
-
-def _check_alike(what: str, values: list[Any]) -> None:
-    if any(value != values[0] for value in values):
-        raise UserError(f"these were not judged alike: their {what} is {values}")
-
-
-def _by_kind(found: dict[str, Any]) -> dict[str, Any]:
-    return {_unnumbered(kind): each for kind, each in found.items()}
-
-
-def _mean(values: list[float | None]) -> float | None:
-    """None where one of them is."""
-    known = [value for value in values if value is not None]
-    return statistics.mean(known) if len(known) == len(values) else None
-
-
-def _unnumbered(kind: str) -> str:
-    """ "real + runs/mine-0" as "real + mine"."""
-    before, plus, name = kind.rpartition(" + ")
-    return before + plus + re.sub(r"-\d+$", "", Path(name).name)
 
 
 def judge_tables(result: dict[str, Any]) -> list[tuple[list[str], list[list[str]]]]:
@@ -272,8 +217,8 @@ def _teach(
     with seeded(seed, device):
         state, task = make_state(recipe, segments, device)
         assert isinstance(state.final, UNet)  # _recipe has seen to it
-        fabric = loop.make_fabric(device.type, recipe.train.precision)
-        loop.train(state, segments, None, task, recipe, fabric, Quiet())
+        fabric = make_fabric(device.type, recipe.train.precision)
+        train(state, segments, None, task, recipe, fabric, Callback())
         state.model.zero_grad(set_to_none=True)  # which would keep a recorded step's memory
     return Taught(state.final.eval(), _dice(state.final, test))
 
@@ -339,8 +284,8 @@ def _dice(unet: UNet, segments: SegmentationDataset) -> float:
 
 def _dices(unet: UNet, segments: SegmentationDataset) -> list[float]:
     """Of every image."""
-    task = SegmentationTask.for_model(unet, LossSection())
-    return [evaluate_masks(unet, segments.subset(torch.tensor([i])), task).right for i in range(len(segments))]
+    task = SegmentationTask.make(unet, segments, LossSection())
+    return [task.evaluate(unet, segments.subset(torch.tensor([i]))).score for i in range(len(segments))]
 
 
 def _kid(unet: UNet, some: list[Tensor], others: list[Tensor]) -> float | None:
@@ -362,7 +307,7 @@ def _parameters(kind: str, generators: dict[str, SynthesisModel]) -> int | None:
     return generators[name].parameter_count() if name in generators else None
 
 
-def _spread(values: list[float]) -> dict[str, Any]:
+def spread(values: list[float]) -> dict[str, Any]:
     return {
         "n": len(values),
         "mean": statistics.mean(values),

@@ -31,7 +31,7 @@ from rich.console import Console
 from torchcaps.errors import UserError
 from torchcaps.models import load
 from torchcaps.train.checkpoint import has_checkpoint
-from torchcaps.train.evaluate import evaluate_model, evaluate_together
+from torchcaps.train.evaluate import evaluate_ensemble, evaluate_model
 from torchcaps.train.recipe import ClaimSection, Recipe, list_recipes, load_recipe
 
 SIDE_BY_SIDE = 5  # runs at a time on one GPU; benchmarks/results/h200-log.md has what that gains
@@ -289,7 +289,7 @@ def _write(
         accuracies = [evaluate_model(model, views=True)["accuracy"] for model in models]
         also["with nine views"] = [_percent(recipe, accuracy) for accuracy in accuracies]
     if claim.ensemble:
-        also[f"{len(models)} together"] = [_percent(recipe, evaluate_together(models)["accuracy"])]
+        also[f"{len(models)} together"] = [_percent(recipe, evaluate_ensemble(models)["accuracy"])]
     asked = f" --side-by-side {side_by_side}" if side_by_side else ""
     asked += "".join(f" --set {each}" for each in overrides)
     result = {

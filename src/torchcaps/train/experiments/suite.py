@@ -12,7 +12,7 @@ from torchcaps.explain.style import png_bytes
 from torchcaps.models import ImageModel, SegmentationModel, SynthesisModel
 from torchcaps.robustness.charts import FIGURES
 from torchcaps.robustness.suites import SUITES
-from torchcaps.train.evaluate import images_to_test_on
+from torchcaps.train.tasks.test_sets import classification_test_set
 
 
 def run_suite(
@@ -49,7 +49,7 @@ def run_suite(
         models[names[1]] = against
     for name, each in models.items():
         _check_one_label(name, each)
-    dataset, source = images_to_test_on(model, data)
+    dataset, source = classification_test_set(model, data)
     if dataset.multi_label:
         raise UserError(f"{source} has images with several labels: the suites need one class for each image")
     if n < 1:

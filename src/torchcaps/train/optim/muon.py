@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import singledispatch
 from typing import Any
 
 import torch
@@ -113,9 +114,24 @@ def by_shape(model: nn.Module) -> list[dict[str, Any]]:
     return [{"params": groups[rows], "rows": rows} for rows in sorted(groups, reverse=True)]
 
 
+@singledispatch
 def _rows(module: nn.Module) -> tuple[int, ...]:
-    if isinstance(module, DenseCaps):
-        return () if ROUTINGS[module.routing].matrix else (1, 2)
-    if isinstance(module, (nn.ConvTranspose2d, DeconvCaps2d)):
-        return (1,)
-    return (0,) if isinstance(module, (nn.Conv2d, ConvCaps2d)) else ()
+    """The axes of a layer's weight that are outputs; none for layers whose weight is not orthogonalised."""
+    return ()
+
+
+@_rows.register
+def _(module: DenseCaps) -> tuple[int, ...]:
+    return () if ROUTINGS[module.routing].matrix else (1, 2)
+
+
+@_rows.register(nn.ConvTranspose2d)
+@_rows.register(DeconvCaps2d)
+def _(module: nn.Module) -> tuple[int, ...]:
+    return (1,)
+
+
+@_rows.register(nn.Conv2d)
+@_rows.register(ConvCaps2d)
+def _(module: nn.Module) -> tuple[int, ...]:
+    return (0,)

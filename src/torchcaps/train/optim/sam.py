@@ -1,4 +1,4 @@
-"""Sharpness-aware minimisation (Foret et al. 2021): the slope is taken where the loss is worst nearby."""
+"""Sharpness-aware minimisation (Foret et al. 2021): gradients where the loss is worst nearby."""
 
 from __future__ import annotations
 
@@ -8,34 +8,37 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-SMALLEST = 1e-12  # of a norm
+MIN_NORM = 1e-12
 
 
 class SAM:
-    """Weights moved a way up the slope of the loss, and back to where they were, exactly.
+    """Perturbs the weights by rho along the gradient, and restores them exactly.
 
-    A minimum whose surroundings are low, too, is one that other images agree with. All of it is done in place, so that
-    a step with it can be recorded.
+    A minimum whose surroundings are low as well generalises better. All operations are in place, so that a step with
+    SAM can be recorded as a CUDA graph.
 
-    reach  length of the way, over all weights together
+    Args:
+        weights: the parameters to perturb.
+        rho: norm of the perturbation, over all weights together.
     """
 
-    def __init__(self, weights: Iterable[nn.Parameter], reach: float):
-        self._weights, self._reach = [weight for weight in weights if weight.requires_grad], reach
+    def __init__(self, weights: Iterable[nn.Parameter], rho: float):
+        self._weights, self._rho = [weight for weight in weights if weight.requires_grad], rho
 
     @contextmanager
-    def there(self) -> Iterator[None]:
-        """For as long as the block runs, along the gradients that are there when it begins."""
+    def perturbed(self) -> Iterator[None]:
+        """Inside the block the weights are perturbed along the gradients that they have when it begins."""
         moved = [weight for weight in self._weights if weight.grad is not None]
         with torch.no_grad():
             before = [weight.clone() for weight in moved]
-            slopes: list[Tensor] = [weight.grad for weight in moved if weight.grad is not None]
-            scale = self._reach / torch.stack([slope.norm() for slope in slopes]).norm().clamp_min(SMALLEST)
-            for weight, slope in zip(moved, slopes):
-                weight.add_(slope * scale)
+            gradients: list[Tensor] = [weight.grad for weight in moved if weight.grad is not None]
+            norm = torch.stack([gradient.norm() for gradient in gradients]).norm()
+            scale = self._rho / norm.clamp_min(MIN_NORM)
+            for weight, gradient in zip(moved, gradients):
+                weight.add_(gradient * scale)
         try:
             yield
         finally:
             with torch.no_grad():
-                for weight, home in zip(moved, before):
-                    weight.copy_(home)
+                for weight, original in zip(moved, before):
+                    weight.copy_(original)

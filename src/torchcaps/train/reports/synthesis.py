@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -14,7 +14,9 @@ from torchcaps.explain.html import paragraph, picture, section
 from torchcaps.models import SynthesisModel
 from torchcaps.models.synthesis import draw_masks
 from torchcaps.train.reports.classification import write_page
-from torchcaps.train.tasks.synthesis import Drawings
+
+if TYPE_CHECKING:
+    from torchcaps.train.tasks.synthesis import SynthesisResult
 
 SHOWN = 6  # label maps, the first ones
 NOISES = 3  # images drawn of each
@@ -28,7 +30,7 @@ def write_drawing_report(
     recipe_text: str,
     history: Sequence[Mapping[str, Any]],
     model: SynthesisModel,
-    drawings: Drawings | None,
+    drawings: SynthesisResult | None,
 ) -> Path:
     """Write a self-contained page and return its path.
 
@@ -43,7 +45,7 @@ def write_drawing_report(
     return write_page(path, title, summary, history, sections, recipe_text)
 
 
-def _samples(model: SynthesisModel, drawings: Drawings) -> list[str]:
+def _samples(model: SynthesisModel, drawings: SynthesisResult) -> list[str]:
     masks = drawings.real.masks[:SHOWN]
     real = [image.float() / 255 for image in drawings.real.images[:SHOWN]]
     each = [draw_masks(model, masks, seed) for seed in range(NOISES)]
@@ -52,7 +54,7 @@ def _samples(model: SynthesisModel, drawings: Drawings) -> list[str]:
     return [picture(figure, "Label maps, real images and drawn ones", caption)]
 
 
-def _walk(model: SynthesisModel, drawings: Drawings) -> list[str]:
+def _walk(model: SynthesisModel, drawings: SynthesisResult) -> list[str]:
     if not model.has_noise:
         return [paragraph("The noise of this model is dropout: there is no way from one image to another.")]
     walked = explain.walk(model, drawings.real.masks[0])

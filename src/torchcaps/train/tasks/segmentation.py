@@ -1,9 +1,11 @@
-"""Segmentation: what is learned of masks, what counts as right, and whole images answered by tiles."""
+"""Segmentation: a class for every pixel."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,98 +14,148 @@ from torchcaps import losses
 from torchcaps.data import SegmentationDataset
 from torchcaps.errors import UserError
 from torchcaps.losses import IGNORED, combine
-from torchcaps.models import Output, SegmentationModel
+from torchcaps.metrics.scores import as_csv, score
+from torchcaps.models import SegmentationModel, SegmentationOutput
 from torchcaps.models.segmentation import to_mask
 from torchcaps.models.tiles import predict_map
-from torchcaps.train.recipe import LossSection
+from torchcaps.train.recipe import LossSection, Recipe
+from torchcaps.train.reports.classification import write_whole
+from torchcaps.train.reports.segmentation import write_mask_report
+from torchcaps.train.tasks.base import Task
+from torchcaps.train.tasks.test_sets import segmentation_test_set
+
+MIN_STD = 1 / 255  # for constant images: rounding must not be amplified
+
+
+class SegmentationResult(NamedTuple):
+    """The evaluation of a segmentation model.
+
+    Attributes:
+        masks: the predicted class ids (H, W) of every image.
+        loss, score: means over images; the score is the Dice coefficient.
+    """
+
+    masks: list[Tensor]
+    loss: float
+    score: float
 
 
 @dataclass(frozen=True)
-class SegmentationTask:
-    """A class for every pixel: targets (B, H, W), class ids, 255 where nothing is known."""
+class SegmentationTask(Task):
+    """A class for every pixel: targets (B, H, W), class ids, 255 where the class is unknown."""
 
-    weights: dict[str, float]  # of the loss terms
+    weights: dict[str, float]
     num_classes: int
     positive_weight: float = 1.0
 
-    measure = "dice"  # what `correct` is called, averaged over examples
+    measure = "dice"
 
-    @staticmethod
-    def for_model(model: SegmentationModel, section: LossSection) -> SegmentationTask:
+    @classmethod
+    def make(cls, model: SegmentationModel, data: SegmentationDataset | None, section: LossSection) -> SegmentationTask:
         if section.spread or section.class_weights:
             raise UserError("loss.spread and loss.class_weights are not for masks; loss.positive_weight may be")
         names = ("cross_entropy", "dice", "margin", "reconstruction")
         given = {name: getattr(section, name) for name in names}
         draws = getattr(model, "decoder", None) is not None
         if given["reconstruction"] and not draws:
-            raise UserError("loss.reconstruction: this model has no decoder; leave it out")
+            raise UserError("loss.reconstruction: this model has no decoder; omit it")
         chosen = any(given[name] for name in ("cross_entropy", "dice", "margin"))
-        usual = {"cross_entropy": 0.0 if chosen else 1.0, "dice": 0.0, "margin": 0.0, "reconstruction": float(draws)}
-        weights = {name: usual[name] if weight is None else weight for name, weight in given.items()}
+        defaults = {"cross_entropy": 0.0 if chosen else 1.0, "dice": 0.0, "margin": 0.0, "reconstruction": float(draws)}
+        weights = {name: defaults[name] if weight is None else weight for name, weight in given.items()}
         if not any(weights[name] for name in ("cross_entropy", "dice", "margin")):
-            raise UserError("loss: of cross_entropy, dice and margin at least one must count")
+            raise UserError("loss: at least one of cross_entropy, dice and margin needs a weight above 0")
         weights["dice_loss"] = weights.pop("dice")  # the measure is called dice
-        return SegmentationTask({k: v for k, v in weights.items() if v}, model.num_classes, section.positive_weight)
+        return cls({k: v for k, v in weights.items() if v}, model.num_classes, section.positive_weight)
 
-    def terms(self, output: Output, images: Tensor, masks: Tensor) -> dict[str, Tensor]:
-        """Each loss that has a weight, one value per example; of a reconstruction only where there is one."""
+    @classmethod
+    def model_options(cls, recipe: Recipe, data: SegmentationDataset) -> dict[str, Any]:
+        """The window size, and mean and std: a squash hides faint inputs, so dark images would teach the first layers
+        little."""
+        side = data.window(recipe.augment.crop)
+        mean, deviation = data.brightness()
+        return {
+            "image_shape": (data.channels, side, side),
+            "mean": [round(value, 4) for value in mean],
+            "std": [max(round(value, 4), MIN_STD) for value in deviation],
+        }
+
+    def terms(self, output: SegmentationOutput, images: Tensor, masks: Tensor) -> dict[str, Tensor]:
+        """Each loss that has a weight; the reconstruction only where there is one."""
         terms = {}
         if "cross_entropy" in self.weights:
             terms["cross_entropy"] = losses.mask_cross_entropy(
-                output.lengths, masks, self.positive_weight, output.logits
+                output.probabilities, masks, self.positive_weight, output.logits
             )
         if "dice_loss" in self.weights:
-            terms["dice_loss"] = losses.dice_loss(output.lengths, masks)
+            terms["dice_loss"] = losses.dice_loss(output.probabilities, masks)
         if "margin" in self.weights:
-            terms["margin"] = losses.mask_margin_loss(output.lengths, masks)
+            terms["margin"] = losses.mask_margin_loss(output.probabilities, masks)
         if "reconstruction" in self.weights and output.reconstruction is not None:
             terms["reconstruction"] = losses.masked_reconstruction_loss(output.reconstruction, images, masks)
         return terms
 
-    def anneal(self, progress: float) -> None:
-        """Nothing changes in the course of training."""
+    def answers(self, output: SegmentationOutput) -> Tensor:
+        return output.probabilities
 
-    def example_weights(self, masks: Tensor) -> Tensor | None:
-        return None
-
-    def correct(self, presence_BKHW: Tensor, masks_BHW: Tensor) -> Tensor:
-        """(B,): Dice of what was found, the mean over all classes but the background; 1 for one that is nowhere."""
-        found = to_mask(presence_BKHW)
+    def correct(self, probabilities_BKHW: Tensor, masks_BHW: Tensor) -> Tensor:
+        """(B,) Dice coefficient, the mean over all classes but the background; 1 for a class in neither mask."""
+        predicted = to_mask(probabilities_BKHW)
         counted = masks_BHW != IGNORED
         each = []
         for index in range(1, self.num_classes):
-            here, there = (found == index) & counted, masks_BHW == index
+            here, there = (predicted == index) & counted, masks_BHW == index
             both, sizes = (here & there).flatten(1).sum(1), (here.flatten(1).sum(1) + there.flatten(1).sum(1))
             each.append(torch.where(sizes > 0, 2 * both / sizes.clamp_min(1), 1.0))
         return torch.stack(each).mean(0)
 
+    @torch.no_grad()
+    def evaluate(self, model: SegmentationModel, data: SegmentationDataset) -> SegmentationResult:
+        """Evaluate on whole images; the loss is without the reconstruction."""
+        weights = {name: weight for name, weight in self.weights.items() if name != "reconstruction"}
+        predicted, loss, dice = [], 0.0, 0.0
+        was_training = model.training
+        model.eval()
+        try:
+            for image, mask in zip(data.images, data.masks):
+                probabilities = predict_map(model, image)[None]
+                masks = mask.to(probabilities.device).long()[None]
+                loss += combine(self.terms(SegmentationOutput(probabilities), probabilities, masks), weights).item()
+                dice += self.correct(probabilities, masks).item()
+                predicted.append(to_mask(probabilities)[0].to("cpu", torch.uint8))
+        finally:
+            model.train(was_training)
+        count = max(1, len(data))
+        return SegmentationResult(predicted, loss / count, dice / count)
 
-class Masks(NamedTuple):
-    """What an evaluation gives: the class of each pixel (H, W) of every image, and means over images.
+    @classmethod
+    def evaluate_saved(cls, model: SegmentationModel, data: str | None, views: bool, rejection: bool) -> dict[str, Any]:
+        if views:
+            raise UserError("--views is for classifiers; this model segments images")
+        segments, name = segmentation_test_set(model, data)
+        result = cls.make(model, segments, LossSection()).evaluate(model, segments)
+        scores = score(result.masks, segments, model.class_names)
+        figures = {**scores.means(), "loss": result.loss, "n": len(segments)}
+        return {"data": name, **figures, "per_class": scores.per_class(), "images": scores.rows()}
 
-    right  mean Dice
-    """
+    def summarise(
+        self, results: Mapping[str, SegmentationResult], parts: Mapping[str, SegmentationDataset], model: Any
+    ) -> dict[str, Any]:
+        """IoU, Hausdorff distance and pixel error, and all measures per class."""
+        figures: dict[str, Any] = {}
+        for short, name in (("val", "validation"), ("test", "test")):
+            if name in results:
+                scores = score(results[name].masks, parts[name], model.class_names)
+                means = scores.means()
+                figures |= {f"{short}_{measure}": value for measure, value in means.items() if measure != "dice"}
+                figures[f"{short}_per_class"] = scores.per_class()
+        return figures
 
-    found: list[Tensor]
-    loss: float
-    right: float
-
-
-@torch.no_grad()
-def evaluate_masks(model: SegmentationModel, segments: SegmentationDataset, task: SegmentationTask) -> Masks:
-    """A model's masks of whole images, as they are: the loss is that of the masks, not of a reconstruction."""
-    weights = {name: weight for name, weight in task.weights.items() if name != "reconstruction"}
-    found, loss, right = [], 0.0, 0.0
-    was_training = model.training
-    model.eval()
-    try:
-        for image, mask in zip(segments.images, segments.masks):
-            presence = predict_map(model, image)[None]
-            masks = mask.to(presence.device).long()[None]
-            loss += combine(task.terms(Output(presence), presence, masks), weights).item()
-            right += task.correct(presence, masks).item()
-            found.append(to_mask(presence)[0].to("cpu", torch.uint8))
-    finally:
-        model.train(was_training)
-    count = max(1, len(segments))
-    return Masks(found, loss / count, right / count)
+    def write_report(
+        self, folder: Path, page: dict[str, Any], part: SegmentationDataset, result: SegmentationResult | None
+    ) -> Path:
+        """Write report.html, and images.csv with the scores of every image."""
+        scores = None if result is None else score(result.masks, part, page["model"].class_names)
+        if scores is not None:
+            write_whole(folder / "images.csv", as_csv(scores))
+        masks = [] if result is None else result.masks
+        return write_mask_report(folder / "report.html", **page, segments=part, found=masks, scores=scores)

@@ -1,6 +1,6 @@
-"""A finished run as weights that come with the package: half the size, with a card that says how they were made.
+"""Turn a finished run into weights that the package ships: in float16, with a card that says how they were made.
 
-python -m torchcaps.train.ship RUN NAME SHELF [--no-decoder]
+python tools/ship_weights.py RUN NAME src/torchcaps/weights [--no-decoder]
 """
 
 from __future__ import annotations
@@ -40,20 +40,24 @@ DRAWN = (
 )
 
 
-def ship(run: Path, name: str, shelf: Path, decoder: bool = True) -> dict[str, Any]:
-    """Write a run's model to `shelf/name` in float16, measure it as it will be loaded, and write its card.
+def ship(run: Path, name: str, weights: Path, decoder: bool = True) -> dict[str, Any]:
+    """Write a run's model to `weights/name` in float16, measure it as it will be loaded, and write its card.
 
-    decoder  no: leave it out, where it is most of the file and classes are what the model is for
+    Args:
+        run: the folder of a finished run.
+        name: of the shipped model.
+        weights: the folder of all shipped models.
+        decoder: whether to keep the decoder; for a classifier it can be most of the file.
     """
     if not (run / "summary.json").is_file():
         raise UserError(f"{run} has not finished: only a finished run can be shipped")
     summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
-    folder = shelf / name
+    folder = weights / name
     folder.mkdir(parents=True, exist_ok=True)
     trained = load(run)
     write_model(trained if decoder else _without_decoder(trained), folder, torch.float16)
     model = load(folder)
-    figures = _judged(model) if isinstance(model, SynthesisModel) else evaluate_model(model)
+    figures = _judged(model) if model.task == "synthesis" else evaluate_model(model)
     facts = {
         **summary,
         **figures,
@@ -65,7 +69,7 @@ def ship(run: Path, name: str, shelf: Path, decoder: bool = True) -> dict[str, A
     }
     if "error" in figures:
         facts["wrong"] = round(figures["error"] * figures["n"])
-    words = WRONG if "error" in figures else DRAWN if isinstance(model, SynthesisModel) else FOUND
+    words = WRONG if "error" in figures else DRAWN if model.task == "synthesis" else FOUND
     facts["measured"] = words.format(**facts)
     (folder / "README.md").write_text(CARD.format(**facts), encoding="utf-8")
     kept = ("name", "recipe", "seed", "version", "commit", "data", "error", "dice", "std", "n", "parameters")
@@ -89,5 +93,5 @@ def _judged(model: SynthesisModel) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    run, name, shelf, *options = sys.argv[1:]
-    print((Path(shelf) / name), ship(Path(run), name, Path(shelf), decoder="--no-decoder" not in options)["measured"])
+    run, name, weights, *options = sys.argv[1:]
+    print(Path(weights) / name, ship(Path(run), name, Path(weights), decoder="--no-decoder" not in options)["measured"])

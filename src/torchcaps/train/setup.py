@@ -1,0 +1,75 @@
+"""From a recipe and its data to a model, a state and a task, ready for the first step."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any
+
+import torch
+
+from torchcaps.data import Examples
+from torchcaps.errors import UserError
+from torchcaps.layers import DenseCaps
+from torchcaps.models import ImageModel, create_model
+from torchcaps.train.recipe import Recipe
+from torchcaps.train.state import State, make_optimizer
+from torchcaps.train.tasks import TASKS, Task
+
+MAX_LAYER_PARAMETERS = 20_000_000  # without a warning: a hundred times what 32×32 images give one capsule layer
+LEARNS = {
+    "classification": "images with a class each",
+    "segmentation": "images with masks",
+    "synthesis": "images with masks",
+}
+
+
+def make_state(
+    recipe: Recipe, data: Examples, device: torch.device, home: torch.device | None = None
+) -> tuple[State, Task]:
+    """Make a new model for this data, with optimizer and random state, and its task.
+
+    Args:
+        recipe: the settings.
+        data: the training data.
+        device: where to train.
+        home: where the weights are, if not on the device.
+    """
+    generator = torch.Generator(device).manual_seed(recipe.train.seed)
+    device = home or device
+    model = make_model(recipe, data).to(device)
+    if device.type == "cuda":
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    optimizer = make_optimizer(model, recipe.optim, device)
+    average = copy.deepcopy(model).requires_grad_(False) if recipe.train.ema else None
+    state = State(model, optimizer, generator, average)
+    task = TASKS[model.task].make(model, data, recipe.loss)
+    task.prepare(state, recipe, device)
+    return state, task
+
+
+def make_model(recipe: Recipe, data: Examples) -> ImageModel:
+    """Make the recipe's model; its shapes and class names come from the data unless the recipe gives them."""
+    options: dict[str, Any] = {"num_classes": data.num_classes, "class_names": data.class_names}
+    options |= TASKS[data.tasks[0]].model_options(recipe, data)
+    model = create_model(recipe.model.name, **options | recipe.model.options)
+    if model.task not in data.tasks:
+        raise UserError(
+            f"model.name={recipe.model.name}: it learns from {LEARNS[model.task]}, and these are "
+            f"{LEARNS[data.tasks[0]]}; choose another model (segcaps and unet segment images, capspix2pix draws them "
+            "from masks), or other data"
+        )
+    _warn_if_large(model)
+    return model
+
+
+def _warn_if_large(model: ImageModel) -> None:
+    for name, layer in model.named_modules():
+        if isinstance(layer, DenseCaps) and layer.weight.numel() > MAX_LAYER_PARAMETERS:
+            _, height, width = model.image_shape
+            warnings.warn(
+                f"images of {height}×{width} give the capsule layer {name!r} {layer.in_capsules:,} children and "
+                f"{layer.weight.numel():,} parameters: a smaller data.image_size (32 is usual) trains faster and "
+                "needs less memory",
+                stacklevel=3,
+            )
