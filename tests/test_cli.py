@@ -193,7 +193,7 @@ def test_version(tmp_path):
         (["train", "--data", "nowhere"], "nowhere"),
         (["train", "--set", "train.epoch=3"], "did you mean 'epochs'"),
         (["train", "--resume", "nowhere"], "is not a run"),
-        (["train", "digits", "--resume", "nowhere"], "leave RECIPE"),
+        (["train", "digits", "--resume", "nowhere"], "omit RECIPE"),
         (["eval", "nothing"], "no model 'nothing'"),
         (["predict", "nothing", "a.png"], "no model 'nothing'"),
         (["train", "--data", "empty"], "empty"),

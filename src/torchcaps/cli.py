@@ -67,7 +67,7 @@ def _run() -> int:
     debug = "--debug" in sys.argv
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     rank = os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0"))
-    err.quiet = rank != "0"  # of several processes one speaks
+    err.quiet = rank != "0"  # only rank 0 prints
     warnings.showwarning = lambda message, *rest, **more: err.print(f"note: {message}", markup=False, soft_wrap=True)
     try:
         app(arguments, prog_name="torchcaps")

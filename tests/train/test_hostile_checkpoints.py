@@ -53,14 +53,14 @@ def test_an_unchanged_one_is_read_whole(rewrite):
     [
         ("[" * 100_000, {}, "not JSON"),
         ("{", {}, "not JSON"),
-        ("[]", {}, "progress fields are missing"),
-        ("{}", {}, "progress fields are missing"),
-        (None, {"model": 5}, "progress fields are missing"),  # which once replaced the model by 5
-        (None, {"epoch": "two"}, "epoch is 'two'"),
-        (None, {"epoch": True}, "epoch is True"),
-        (None, {"step": -1}, "progress is negative"),
-        (None, {"history": {}}, "history is"),
-        (None, {"best": float("nan")}, "best is nan"),
+        ("[]", {}, "its progress: input should be a valid dict"),
+        ("{}", {}, "epoch: field required"),
+        (None, {"model": 5}, "model: extra inputs are not permitted"),  # which once replaced the model by 5
+        (None, {"epoch": "two"}, "epoch: .*integer, got 'two'"),
+        (None, {"epoch": True}, "epoch: .*integer, got True"),
+        (None, {"step": -1}, "step: .*greater than or equal to 0, got -1"),
+        (None, {"history": {}}, "history: .*valid list"),
+        (None, {"best": float("nan")}, "best: .*finite number"),
         (None, {"random/torch": torch.zeros(3)}, "another model"),
         (None, {"random/augment": torch.zeros(3, dtype=torch.uint8)}, "another model"),
         (None, {"optimizer/x/exp_avg": torch.zeros(3)}, "another model"),

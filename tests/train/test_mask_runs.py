@@ -77,7 +77,7 @@ def test_a_run_leaves_masks_measured_class_by_class_and_image_by_image(few_axons
     assert (figures["n"], len(figures["images"])) == (5, 10)
     with pytest.raises(UserError, match="--views"):
         evaluate_model(model, views=True)
-    with pytest.raises(UserError, match="finds masks"):
+    with pytest.raises(UserError, match="segmentation model"):
         run_suite(model, "affine")
 
     page = (folder / "report.html").read_text()

@@ -1,4 +1,4 @@
-"""A loss that is no number: the step and the layer are named, weights stay as they were, or the step is passed over."""
+"""A nonfinite loss: the step and the layer are named, and the weights stay as they were, or the step is skipped."""
 
 import math
 

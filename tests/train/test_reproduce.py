@@ -139,7 +139,7 @@ def test_a_stopped_command_lets_its_runs_save_and_goes_on(tmp_path):
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to everything that belongs to the command
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "the same command goes on" in output
+    assert "same command to continue" in output
     log = (folder.parent / "digits-0.log").read_text()
     assert "stopped after step" in log
     state, _ = make_state(load_recipe(str(folder / "recipe.yaml")), load_data("digits", image_size=12).train, CPU)

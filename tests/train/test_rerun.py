@@ -62,27 +62,27 @@ def test_of_several_processes_only_the_first_compares(first, call, tmp_path, mon
     monkeypatch.setenv("RANK", "1")
     assert call("rerun", first, "--out", tmp_path / "again")[0] == 0
     monkeypatch.setenv("RANK", "0")
-    assert "again is no finished run" in call("rerun", first, "--out", tmp_path / "again")[2]
+    assert "again is not a finished run" in call("rerun", first, "--out", tmp_path / "again")[2]
 
 
 def test_a_run_that_has_not_finished_is_refused(tmp_path):
-    with pytest.raises(UserError, match="no finished run: .* give the folder that `torchcaps train` named"):
+    with pytest.raises(UserError, match="not a finished run: .* give the folder that `torchcaps train` named"):
         rerun(tmp_path)
     (tmp_path / "recipe.yaml").touch()
-    with pytest.raises(UserError, match=f"no finished run: .* finish it with `torchcaps train --resume {tmp_path}`"):
+    with pytest.raises(UserError, match=f"not a finished run: .* finish it with `torchcaps train --resume {tmp_path}`"):
         rerun(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("file", "text", "message"),
     [
-        ("model/model.safetensors", None, "model.safetensors is not there"),
-        ("model/model.safetensors", "weights", "model.safetensors is not what a run writes there"),
-        ("metrics.jsonl", None, "metrics.jsonl is not there"),
-        ("metrics.jsonl", "{}\n", "metrics.jsonl is not what a run writes there"),
-        ("summary.json", "[]", "summary.json is not what a run writes there"),
-        ("summary.json", "{}", "summary.json is not what a run writes there"),
-        ("summary.json", "{", "summary.json is not what a run writes there"),
+        ("model/model.safetensors", None, "model.safetensors does not exist"),
+        ("model/model.safetensors", "weights", "model.safetensors was not written by a run"),
+        ("metrics.jsonl", None, "metrics.jsonl does not exist"),
+        ("metrics.jsonl", "{}\n", "metrics.jsonl was not written by a run"),
+        ("summary.json", "[]", "summary.json was not written by a run"),
+        ("summary.json", "{}", "summary.json was not written by a run"),
+        ("summary.json", "{", "summary.json was not written by a run"),
     ],
 )
 def test_what_cannot_be_compared_is_told_before_training(file, text, message, first, call, tmp_path):
@@ -94,7 +94,7 @@ def test_what_cannot_be_compared_is_told_before_training(file, text, message, fi
     code, printed, complaint = call("rerun", run, "--out", again)
     assert (code, printed, complaint.count("\n")) == (2, "", 1)
     assert message in complaint
-    assert f"`torchcaps train --resume {run}` writes figures and model once more" in complaint
+    assert f"`torchcaps train --resume {run}` writes figures and model again" in complaint
     assert not again.exists()
 
 

@@ -11,7 +11,7 @@ import typer
 from torchcaps.commands.common import AnySize, AsJson, Device, Model, err, make_device, out, say, show
 from torchcaps.errors import UserError
 
-# How a class stands, in the order it is printed: digits after the point, unit.
+# Fields of a placement in printing order: digits after the point, unit.
 STANDING = (
     ("x", 1, ""),
     ("y", 1, ""),
@@ -29,34 +29,34 @@ def predict(
     reject: Annotated[
         float | None,
         typer.Option(
-            help="Answer 'none of these' below this length, instead of by the model's own threshold.", min=0, max=1
+            help="Answer 'none of these' below this length, instead of below the model's own threshold.", min=0, max=1
         ),
     ] = None,
     out_: Annotated[
-        Path | None, typer.Option("--out", help="Of a model that finds masks: folder for masks and overlays.")
+        Path | None, typer.Option("--out", help="For segmentation models: folder for masks and overlays.")
     ] = None,
     device: Device = "cpu",
     as_json: AsJson = False,
 ) -> None:
-    """Say what is on image files; of a model that finds masks, write these, and the images with them on top."""
+    """Classify image files; with a segmentation model, write masks and overlays."""
     import torchcaps
     from torchcaps.models import SegmentationModel
     from torchcaps.predict import check_finds, check_names, none_below, predict_file, segment_file
 
     loaded = torchcaps.load(model, make_device(device))
     check_finds(loaded)
-    if isinstance(loaded, SegmentationModel) != (out_ is not None):
+    if (loaded.task == "segmentation") != (out_ is not None):
         raise UserError(
-            "--out is for models that find masks; this one names a class"
+            "--out is for segmentation models; this one classifies images"
             if out_
-            else "this model finds masks: say where to write them with --out FOLDER"
+            else "this model segments images: choose a folder for the masks with --out FOLDER"
         )
     if out_ is not None:
         if reject:
-            raise UserError("--reject is for models that name a class; this one finds masks")
+            raise UserError("--reject is for classifiers; this model segments images")
         check_names(images, out_)
     elif reject is None:
-        none_below(loaded)  # a mistake in it is told once, not for every file
+        none_below(loaded)  # an invalid threshold is reported once, not for every file
     answers: list[dict[str, Any]] = []
     failed = 0
     for path in images:
@@ -98,7 +98,7 @@ def _show_classes(answers: list[dict[str, Any]]) -> None:
 
 
 def _standing_lines(answer: dict[str, Any]) -> list[str]:
-    """A line for each class found: how present it is, and how it stands."""
+    """A line for each class found, with its presence and placement."""
     from torchcaps.predict import NONE
 
     if not answer["classes"]:
@@ -129,37 +129,37 @@ def _show_masks(answers: list[dict[str, Any]]) -> None:
 
 def generate(
     model: Model,
-    masks: Annotated[list[Path], typer.Argument(help="Mask files: the label maps to draw.")],
+    masks: Annotated[list[Path], typer.Argument(help="Mask files: the label maps to draw images from.")],
     out_: Annotated[Path, typer.Option("--out", help="Folder for the images.")],
     n: Annotated[
-        int | None, typer.Option("--n", help="Images of each mask, by as many noise vectors; 4 if not given.", min=1)
+        int | None, typer.Option("--n", help="Images of each mask, one for each noise vector; 4 by default.", min=1)
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the noise: the same seed gives the same files.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the noise: the same seed gives the same files.", min=0)] = 0,
     interpolate: Annotated[
         tuple[int, int] | None,
-        typer.Option(help="Instead, a film from one noise vector to another, by their numbers.", metavar="Z1 Z2"),
+        typer.Option(help="Interpolate from one noise vector to another, by their numbers.", metavar="Z1 Z2"),
     ] = None,
     frames: Annotated[
-        int | None, typer.Option(help="With --interpolate: images of the film; 16 if not given.", min=2)
+        int | None, typer.Option(help="With --interpolate: number of images; 16 by default.", min=2)
     ] = None,
     any_size: AnySize = False,
     device: Device = "cpu",
     as_json: AsJson = False,
 ) -> None:
-    """Draw images from masks, each by noise of its own; or a film from one of them to another."""
+    """Draw images from masks, each with its own noise, or interpolate between two noise vectors."""
     import torchcaps
     from torchcaps.generate import drawing_model, generate_files, interpolate_files
 
     if interpolate is None and frames is not None:
-        raise UserError("--frames is for films: give --interpolate Z1 Z2 as well, or --n for so many images")
+        raise UserError("--frames is for interpolations: add --interpolate Z1 Z2, or set the number of images with --n")
     if interpolate is not None and n is not None:
-        raise UserError("--n is for single images: leave it away, or --interpolate; a film has --frames")
+        raise UserError("--n and --interpolate do not go together: omit one; an interpolation has --frames")
     loaded = drawing_model(torchcaps.load(model, make_device(device)))
     if interpolate is None:
         answers = generate_files(loaded, masks, out_, n or 4, seed, any_size)
     else:
         if min(interpolate) < 0:
-            raise UserError(f"--interpolate {interpolate[0]} {interpolate[1]}: noise vectors are numbered from 0 on")
+            raise UserError(f"--interpolate {interpolate[0]} {interpolate[1]}: noise vectors are numbered from 0")
         answers = interpolate_files(loaded, masks, out_, interpolate, frames or 16, seed, any_size)
     if as_json:
         print(json.dumps(answers, indent=2))
@@ -171,17 +171,18 @@ def generate(
 
 def explain(
     model: Model,
-    image: Annotated[Path, typer.Argument(help="An image file; of a model that draws, a mask.")],
+    image: Annotated[Path, typer.Argument(help="An image file; for synthesis models, a mask.")],
     out_: Annotated[Path, typer.Option("--out", help="Folder for the figures.")],
     target: Annotated[str | None, typer.Option(help="Explain this class instead of the predicted one.")] = None,
-    against: Annotated[str | None, typer.Option(help="Of a model that draws: a second one beside it.")] = None,
+    against: Annotated[str | None, typer.Option(help="For synthesis models: a second model to compare with.")] = None,
     any_size: AnySize = False,
     device: Device = "cpu",
 ) -> None:
-    """Show what a capsule network saw in an image: reconstruction, sweep, routing; of masks, every layer's maps.
+    """Show what a capsule network saw in an image: reconstruction, sweep, routing.
 
-    Of pose capsules: how a class stands, the views that found it, and sweeps in degrees and pixels.
-    Of a model that draws: images of a mask, and the last layer's features from one noise vector to another.
+    For segmentation models: the maps of every layer. For pose capsules: the placement of a class, the views that found
+    it, and sweeps in degrees and pixels. For synthesis models: images of a mask, and the last layer's features from one
+    noise vector to another.
     """
     import torchcaps
     from torchcaps.predict import explain_file
@@ -194,13 +195,13 @@ def explain(
 
 
 def serve(
-    model: Annotated[str, typer.Argument(help="A CapsNet with a decoder, or pose capsules: shipped name or path.")] = (
-        "capsnet-mnist"
-    ),
-    port: Annotated[int, typer.Option(help="To listen on.", min=0, max=65535)] = 8765,
-    host: Annotated[str, typer.Option(help="To listen on; 0.0.0.0 lets other machines in.")] = "127.0.0.1",
+    model: Annotated[
+        str, typer.Argument(help="A CapsNet with a decoder, or pose capsules: a shipped name or a path.")
+    ] = ("capsnet-mnist"),
+    port: Annotated[int, typer.Option(help="Port to listen on.", min=0, max=65535)] = 8765,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 admits other machines.")] = "127.0.0.1",
 ) -> None:
-    """Open the capsule explorer: a page to draw on that shows what a capsule network thinks, and its API."""
+    """Serve the capsule explorer: a page to draw on that shows how a capsule network routes, and its API."""
     from torchcaps.serve.run import serve as run
 
     run(model, host, port, out)

@@ -1,4 +1,4 @@
-"""What commands have in common: where they print, and options that several of them take."""
+"""Shared by the commands: consoles, and common options."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-out = Console(emoji=False)  # a file may be called :cat:
+out = Console(emoji=False)  # a file name may contain :cat:
 err = Console(stderr=True, emoji=False)
 
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
 Model = Annotated[str, typer.Argument(help="A run folder, a model folder, a .safetensors file or a shipped name.")]
 AnySize = Annotated[
-    bool, typer.Option("--any-size", help="Of a model that draws: also masks of another size than it learned from.")
+    bool, typer.Option("--any-size", help="For synthesis models: allow masks of another size than in training.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
@@ -28,12 +28,12 @@ def make_device(name: str) -> Any:
 
 
 def say(text: object) -> None:
-    """A line as it is: a path is neither wrapped nor read as markup."""
+    """Print a line without wrapping or markup, for paths."""
     out.print(str(text), soft_wrap=True, highlight=False, markup=False)
 
 
 def show(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    columns = (Column(escape(each), overflow="fold") for each in heading)  # a narrow window shortens nothing
+    columns = (Column(escape(each), overflow="fold") for each in heading)  # cells wrap in a narrow window
     table = Table(*columns, box=None, pad_edge=False)
     for row in rows:
         table.add_row(*map(escape, row))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -18,40 +18,44 @@ if TYPE_CHECKING:
 def evaluate(
     model: Model,
     data: Annotated[str | None, typer.Option(help="An image folder or CSV, or a data set's name.")] = None,
-    views: Annotated[bool, typer.Option("--views", help="Answer by the mean over nine slightly moved views.")] = False,
+    views: Annotated[
+        bool, typer.Option("--views", help="Classify by the mean over nine slightly moved views.")
+    ] = False,
     suite: Annotated[
         str | None,
         typer.Option(
-            help="Change the images: affine, corruption, adversarial, equivariance, scrambled or crowding; "
-            "or show those of no known class: unfamiliar."
+            help="Robustness suite: affine, corruption, adversarial, equivariance, scrambled, crowding, "
+            "or unfamiliar (images of no known class)."
         ),
     ] = None,
     against: Annotated[
-        str | None, typer.Option(help="With --suite, and of a model that draws: a second model, on the same images.")
+        str | None, typer.Option(help="With --suite, and for synthesis models: a second model, on the same images.")
     ] = None,
-    n: Annotated[int, typer.Option("--n", help="With --suite: so many test images, of each class alike.", min=1)] = 500,
+    n: Annotated[
+        int, typer.Option("--n", help="With --suite: number of test images, stratified by class.", min=1)
+    ] = 500,
     seed: Annotated[
-        int, typer.Option(help="With --suite: of the images chosen, noise and attacks; or of the first U-Net.", min=0)
+        int,
+        typer.Option(
+            help="Seed of the images chosen, noise and attacks; for synthesis models, of the first U-Net.", min=0
+        ),
     ] = 0,
     out_: Annotated[
         Path | None,
         typer.Option("--out", help="With --suite: folder for <suite>.json and <suite>.png; or for judge.json."),
     ] = None,
-    seeds: Annotated[
-        int, typer.Option(help="Of a model that draws: U-Nets trained on each kind of images.", min=1)
-    ] = 3,
+    seeds: Annotated[int, typer.Option(help="For synthesis models: U-Nets trained on each kind of images.", min=1)] = 3,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", help="Of a model that draws: a setting of the U-Net's recipe.")
+        list[str] | None, typer.Option("--set", help="For synthesis models: a setting of the U-Net's recipe.")
     ] = None,
     device: Device = "cpu",
     as_json: AsJson = False,
 ) -> None:
-    """Measure a model on a test set: that of its own training data, or all of --data.
+    """Evaluate a model on its own test set, or on --data.
 
-    A model that draws is judged by the Dice, on real images, of U-Nets trained on what it draws.
+    A synthesis model is judged by the Dice, on real images, of U-Nets trained on the images it draws.
     """
     import torchcaps
-    from torchcaps.models import SynthesisModel
     from torchcaps.train.evaluate import evaluate_model
 
     if suite is not None and views:
@@ -60,15 +64,17 @@ def evaluate(
         _measure_suite(suite, model, against, data, n, seed, out_, device, as_json)
         return
     loaded = torchcaps.load(model, make_device(device))
-    if isinstance(loaded, SynthesisModel):
+    if loaded.task == "synthesis":
         if views:
-            raise UserError("--views: it is for models that name a class, not for those that draw")
-        _judge(loaded, model, against, data, range(seed, seed + seeds), set_ or [], out_, as_json)
+            raise UserError("--views is for classifiers; this model draws images")
+        _judge(
+            cast("SynthesisModel", loaded), model, against, data, range(seed, seed + seeds), set_ or [], out_, as_json
+        )
         return
     if against or out_:
-        raise UserError("--against and --out go with --suite, or with a model that draws")
+        raise UserError("--against and --out need --suite or a synthesis model")
     if set_:
-        raise UserError("--set goes with a model that draws: it is a setting of the U-Net that judges it")
+        raise UserError("--set needs a synthesis model: it changes the recipe of the U-Net that judges it")
     figures = evaluate_model(loaded, data, views=views, rejection=True)
     if as_json:
         print(json.dumps({"model": model, **figures}))
@@ -84,7 +90,7 @@ def evaluate(
 
 
 def _rejection_words(found: dict[str, Any], n: int) -> str:
-    """How many images are answered "none of these", and how right the others are."""
+    """The number of rejected images, and the accuracy on the others."""
     rejected, kept = found["rejected"], n - found["rejected"]
     words = f"none of these: {rejected:,} of {n:,} images ({found['rejected_share']:.2%})"
     words += f", familiarity below {found['none_below']:.4g}"
@@ -161,27 +167,27 @@ def _measure_suite(
 
 def bench(
     device: Device = "auto",
-    scaling: Annotated[bool, typer.Option(help="Also vary batch, children, classes and iterations.")] = False,
+    scaling: Annotated[bool, typer.Option(help="Also vary batch size, children, classes and iterations.")] = False,
     routing: Annotated[
         str | None, typer.Option(help="Compare routings instead: all, or some by name with commas between.")
     ] = None,
     epochs: Annotated[
-        int, typer.Option(help="With --routing: train on MNIST with each, so many epochs; 0 for not at all.", min=0)
+        int, typer.Option(help="With --routing: epochs of training on MNIST with each routing; 0 for none.", min=0)
     ] = 10,
-    masks: Annotated[bool, typer.Option(help="Time models that find masks instead.")] = False,
+    masks: Annotated[bool, typer.Option(help="Time segmentation models instead.")] = False,
     out_: Annotated[
         Path | None,
         typer.Option("--out", help="Write the rows to this CSV file; with --scaling or --routing also draw them."),
     ] = None,
 ) -> None:
-    """Time routing by every backend, and the whole network against one without capsules. Routing is checked first."""
+    """Time every routing backend, after checking it, and the network against one without capsules."""
     from torchcaps.bench.family import family_of, run_family
     from torchcaps.bench.masks import run_masks
     from torchcaps.bench.run import run_bench
     from torchcaps.train.loop import Interrupted
 
     if scaling + masks + (routing is not None) > 1:
-        raise UserError("--scaling, --routing and --masks do not go together: ask for one at a time")
+        raise UserError("--scaling, --routing and --masks do not go together: choose one")
     if masks:
         run_masks(make_device(device), out=out_, console=out)
     elif routing is not None:

@@ -20,28 +20,26 @@ def train(
     ] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Override a setting: train.epochs=3")] = None,
     out_: Annotated[
-        Path | None, typer.Option("--out", help="Folder of the run; runs/<recipe>-<time> if not given.")
+        Path | None, typer.Option("--out", help="Folder of the run; runs/<recipe>-<time> by default.")
     ] = None,
     device: Device = "auto",
     precision: Annotated[str | None, typer.Option(help="auto, fp32 or bf16.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the training images.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of weights, order and augmentation.")] = None,
-    devices: Annotated[int, typer.Option(help="Train on so many devices of this machine, a process each.", min=1)] = 1,
-    nodes: Annotated[int, typer.Option(help="And on so many machines; see docs/trust.md.", min=1)] = 1,
+    seed: Annotated[int | None, typer.Option(help="Seed of weights, order and augmentation.")] = None,
+    devices: Annotated[int, typer.Option(help="Number of devices of this machine, with one process each.", min=1)] = 1,
+    nodes: Annotated[int, typer.Option(help="Number of machines; see the page on trust in the docs.", min=1)] = 1,
     shard: Annotated[
         bool,
-        typer.Option(
-            "--shard", help="Share out weights and moments among the devices, for layers too large to train on one."
-        ),
+        typer.Option("--shard", help="Shard weights and moments among the devices, for layers too large for one."),
     ] = False,
     fast: Annotated[bool, typer.Option(help="On CUDA, record the training step as a CUDA graph.")] = True,
     on_nan: Annotated[
-        str | None, typer.Option("--on-nan", help="If a loss is no number: stop, or skip its step and go on.")
+        str | None, typer.Option("--on-nan", help="What to do after a NaN or infinite loss: stop, or skip that step.")
     ] = None,
     deterministic: Annotated[
-        bool, typer.Option("--deterministic", help="On CUDA, the same numbers in every run; slower.")
+        bool, typer.Option("--deterministic", help="On CUDA, bit-identical runs; slower.")
     ] = False,
-    resume: Annotated[Path | None, typer.Option(help="Go on with this run folder.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Resume the run in this folder.")] = None,
 ) -> None:
     """Train a model. Without arguments: the embedded digits, in about a minute."""
     from torchcaps.train.loop import Interrupted
@@ -60,9 +58,7 @@ def train(
             chosen = load_recipe(recipe or usual, overrides)
             start_run(chosen, out=out_, console=out, **where)
         elif recipe or data or out_:
-            raise UserError(
-                "--resume takes its recipe, data and folder from the run: leave RECIPE, --data and --out away"
-            )
+            raise UserError("--resume takes recipe, data and folder from the run: omit RECIPE, --data and --out")
         else:
             resume_run(resume, overrides, console=out, **where)
     except Interrupted:
@@ -71,10 +67,12 @@ def train(
 
 def rerun(
     run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
-    out_: Annotated[Path | None, typer.Option("--out", help="Folder of the new run; RUN-again-<time> else.")] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or mps; that of the run if not given.")] = None,
+    out_: Annotated[
+        Path | None, typer.Option("--out", help="Folder of the new run; RUN-again-<time> by default.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or mps; that of the run by default.")] = None,
 ) -> None:
-    """Train a run once more and compare: history, figures and weights. Ends with 1 if they differ."""
+    """Train a run again and compare history, figures and weights; exit code 1 if they differ."""
     from torchcaps.train.experiments.rerun import compare_runs
     from torchcaps.train.experiments.rerun import rerun as train_again
     from torchcaps.train.loop import Interrupted
@@ -84,7 +82,7 @@ def rerun(
     except Interrupted:
         raise typer.Exit(130) from None
     if err.quiet:
-        return  # of several processes the first compares: it has written what there is to compare
+        return  # rank 0 compares
     found, about = compare_runs(run, again)
     for heading, differences in (("different", found), ("about the two runs", about)):
         for each in differences:
@@ -97,28 +95,32 @@ def rerun(
 def reproduce(
     recipes: Annotated[
         list[str] | None,
-        typer.Argument(help="Recipes; by default all that claim a result. Or `claims`, and which of its studies."),
+        typer.Argument(help="Recipes; by default all with a claimed result. Or `claims` and names of its studies."),
     ] = None,
     seeds: Annotated[
         int | None,
-        typer.Option(help="How many seeds, counted from 0, to train each recipe with; 5 if not given.", min=1),
+        typer.Option(help="Number of seeds, from 0, for each recipe; 5 by default.", min=1),
     ] = None,
     out_: Annotated[
         Path | None,
-        typer.Option("--out", help="Folder of the results, their table is beside it; `results`, or `claims`."),
+        typer.Option(
+            "--out", help="Folder of the results, with the table beside it; `results` or `claims` by default."
+        ),
     ] = None,
     runs: Annotated[
         Path | None,
-        typer.Option(help="Folder of the runs; finished ones are not trained again; runs/reproduce, or runs/claims."),
+        typer.Option(help="Folder of the runs; finished runs are kept; runs/reproduce or runs/claims by default."),
     ] = None,
-    network: Annotated[list[str] | None, typer.Option(help="Of `claims`: only this network; may be repeated.")] = None,
+    network: Annotated[
+        list[str] | None, typer.Option(help="With `claims`: only this network; may be repeated.")
+    ] = None,
     side_by_side: Annotated[
-        int | None, typer.Option(help="Runs at a time; 5 on a GPU, 1 on a CPU if not given.", min=1)
+        int | None, typer.Option(help="Runs at a time; by default 5 on a GPU, 1 on a CPU.", min=1)
     ] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Override a setting: train.epochs=3")] = None,
     device: Device = "auto",
 ) -> None:
-    """Train recipes for several seeds and put what they reach into a table, beside what was published.
+    """Train recipes with several seeds and tabulate their results beside published ones.
 
     `torchcaps reproduce claims` compares capsule networks with CNNs on every claim of the literature.
     """
@@ -136,7 +138,7 @@ def reproduce(
     try:
         results = run_all(recipes or (), seeds or 5, **places, **settings, console=out)  # type: ignore[arg-type]
     except KeyboardInterrupt:
-        out.print("\nstopped; the same command goes on")
+        out.print("\nstopped; run the same command to continue")
         raise typer.Exit(130) from None
     rows = []
     for each in results:
@@ -162,13 +164,13 @@ def _reproduce_claims(
     try:
         page = reproduce_claims(**places, **asked, console=out)  # type: ignore[arg-type]
     except KeyboardInterrupt:
-        out.print("\nstopped; the same command goes on")
+        out.print("\nstopped; run the same command to continue")
         raise typer.Exit(130) from None
     say(page)
 
 
 def _data_overrides(data: str | None) -> tuple[str | None, list[str]]:
-    """--data as a source, and as settings of a recipe."""
+    """--data as the name of a source, and as settings of a recipe."""
     from torchcaps.data import named_data
 
     if data is None:

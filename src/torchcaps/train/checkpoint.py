@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import os
 import re
+import reprlib
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -40,14 +41,19 @@ FORMAT = "2"
 LAST, PREVIOUS = "last.safetensors", "previous.safetensors"
 
 
-_PLAIN: dict[str, tuple[type, ...]] = {
-    **dict.fromkeys(("epoch", "batch", "step"), (int,)),
-    "seconds": (int, float),
-    "totals": (dict,),
-    "history": (list,),
-    "best": (int, float, type(None)),
-    "data": (str,),
-}
+class _Progress(BaseModel):
+    """The plain values of a state."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    epoch: int = Field(ge=0)
+    batch: int = Field(ge=0)
+    step: int = Field(ge=0)
+    seconds: float = Field(ge=0, allow_inf_nan=False)
+    totals: dict[str, Any]
+    history: list[Any]
+    best: float | None = Field(allow_inf_nan=False)
+    data: str
 
 
 class Damaged(Exception):
@@ -83,7 +89,7 @@ def saved_step(folder: Path) -> int | None:
 def save_checkpoint(state: State, folder: Path) -> None:
     """Write a state: to a temporary file, flushed to the disk, then moved into place of the last, which becomes the
     previous. Should the power fail between two of these, one of them is there."""
-    tensors, text = dict(_flatten(state)), json.dumps({name: getattr(state, name) for name in _PLAIN})
+    tensors, text = dict(_flatten(state)), json.dumps({name: getattr(state, name) for name in _Progress.model_fields})
     if broken := [name for name, tensor in tensors.items() if not tensor.isfinite().all()]:
         raise UserError(f"{broken[0]} is not finite in step {state.step}: the checkpoint was not written")
     aside = folder / f".{LAST}.{os.getpid()}"
@@ -143,13 +149,13 @@ def copy_state(source: State, target: State, keep: bool = True) -> None:
 
 def copy_progress(source: State, target: State) -> None:
     """Copy everything but weights, moments and random states."""
-    for name in _PLAIN:
+    for name in _Progress.model_fields:
         setattr(target, name, getattr(source, name))
 
 
 def reason(error: BaseException) -> str:
     """The reason of an error in one line."""
-    return (error.strerror if isinstance(error, OSError) else None) or str(error).splitlines()[0]
+    return getattr(error, "strerror", None) or str(error).splitlines()[0]
 
 
 def _read(path: Path) -> tuple[Metadata, dict[str, Tensor]]:
@@ -184,15 +190,12 @@ def _fill(state: State, metadata: Metadata, tensors: dict[str, Tensor], path: Pa
 
 def _checked(plain: Any) -> None:
     """Check the plain values of a checkpoint: exactly these names, each of its type."""
-    if not isinstance(plain, dict) or set(plain) != set(_PLAIN):
-        raise Unreadable("its progress fields are missing")
-    for name, kinds in _PLAIN.items():
-        if not isinstance(plain[name], kinds) or isinstance(plain[name], bool):
-            raise Unreadable(f"{name} is {plain[name]!r}")
-    if not all(0 <= plain[name] < math.inf for name in ("epoch", "batch", "step", "seconds")):
-        raise Unreadable("its progress is negative or not finite")
-    if plain["best"] is not None and not math.isfinite(plain["best"]):
-        raise Unreadable(f"best is {plain['best']!r}")
+    try:
+        _Progress.model_validate(plain)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"])) or "its progress"
+        raise Unreadable(f"{field}: {first['msg'].lower()}, got {reprlib.repr(first['input'])}") from error
 
 
 def _flatten(state: State) -> Iterator[tuple[str, Tensor]]:

@@ -22,6 +22,10 @@ from torch import Tensor
 from torchcaps.errors import LostProcess, UserError
 
 Found = TypeVar("Found")
+COMMUNICATION_ERRORS = (
+    *("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out", "Socket", "NCCL"),
+    *("DistError", "DistBackendError", "DistNetworkError", "DistStoreError"),
+)
 SYNC_EVERY = 16  # steps between two times that the ranks ask each other whether to stop
 
 
@@ -125,8 +129,9 @@ class Distributed:
         """Turn the communication error of a rank whose peer has ended into a clear message."""
         try:
             yield
-        except RuntimeError as error:
-            if self.size == 1 or not _is_communication_error(error):
+        except RuntimeError as error:  # torch.distributed.DistError is one
+            text = f"{type(error).__name__}: {error}"
+            if self.size == 1 or not any(words in text for words in COMMUNICATION_ERRORS):
                 raise
             message = "another process of this run has ended, so this one ends too; the other's output says why"
             raise LostProcess(message) from error
@@ -199,9 +204,3 @@ def exit_without_teardown(code: int) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
-
-
-def _is_communication_error(error: RuntimeError) -> bool:
-    text = str(error)
-    known = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out", "Socket", "NCCL")
-    return isinstance(error, torch.distributed.DistError) or any(words in text for words in known)

@@ -1,4 +1,4 @@
-"""What a figure was measured on."""
+"""The machine, versions and commit of a result."""
 
 from __future__ import annotations
 
@@ -11,18 +11,25 @@ import torch
 
 from torchcaps._version import __version__
 
-LIBRARIES = ("torch", "triton", "numpy", "lightning-fabric", "safetensors", "monai")  # what numbers may depend on
+LIBRARIES = (
+    "torch",
+    "triton",
+    "numpy",
+    "lightning-fabric",
+    "safetensors",
+    "monai",
+)  # libraries that results may depend on
 
 
 def machine(device: torch.device) -> str:
-    """The device in words, with the versions that matter."""
+    """The device and the main versions, as one line."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU"
     threads = f", {torch.get_num_threads()} threads" if device.type == "cpu" else ""
     return f"{name}{threads}, torch {torch.__version__}, torchcaps {__version__}"
 
 
 def versions() -> dict[str, str]:
-    """Of Python, of this package, and of those that its numbers depend on."""
+    """Versions of Python, of this package and of LIBRARIES."""
     found = {"python": platform.python_version(), "torchcaps": __version__}
     for name in LIBRARIES:
         try:
@@ -35,8 +42,8 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str | None:
-    """That of the source tree which this package runs from, with a + if something in it is not committed; None if it
-    was installed."""
+    """The commit of the source tree that this package runs from, with a + if it has uncommitted changes; None if the
+    package was installed."""
     here = Path(__file__).parent
     try:
         root, asked, changed = (

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import torch
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 
@@ -29,7 +28,7 @@ def lock_folder(folder: Path, remedy: str) -> Iterator[None]:
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        raise UserError(f"another run is training in {folder}: wait for it, or start one in another folder") from None
+        raise UserError(f"another run is training in {folder}: wait for it, or choose another folder") from None
     except OSError as error:
         raise UserError(f"cannot write to {folder}: {reason(error)}; {remedy}") from error
     try:
@@ -76,8 +75,7 @@ def enough_memory(recipe: Recipe, folder: Path, resumed: bool) -> Iterator[None]
         ) from error
 
 
-def is_out_of_memory(error: BaseException) -> bool:
+def is_out_of_memory(error: MemoryError | RuntimeError) -> bool:
     """Whether an error means that memory ran out: PyTorch has no type for that on the CPU."""
-    text = str(error)
-    known = isinstance(error, (MemoryError, torch.OutOfMemoryError))
-    return known or "allocate memory" in text or "out of memory" in text
+    text = f"{type(error).__name__}: {error}"
+    return any(words in text for words in ("MemoryError", "allocate memory", "out of memory"))

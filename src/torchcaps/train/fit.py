@@ -1,4 +1,4 @@
-"""Arrays in, trained model out."""
+"""Train a model on arrays."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from torchcaps.train.state import seeded
 
 
 class Fitted(NamedTuple):
-    """A trained model and one dict of figures for each epoch."""
+    """A trained model, and one dict of figures for each epoch."""
 
     model: ImageModel
     history: list[dict[str, float]]
@@ -44,12 +44,25 @@ def fit(
 ) -> Fitted:
     """Train a model of `torchcaps.list_models()` on arrays.
 
-    images    (N, H, W), (N, C, H, W) or (N, H, W, C) with C 1 or 3; uint8, or floats in [0, 1]
-    labels    (N,) class ids from 0 on, or (N, J) multi-hot
-    settings  more of a recipe, by section: {"augment": {"shift": 2}, "train": {"ema": 0.99}}
-    returns   the trained model and its history
+    Args:
+        model: a name of `torchcaps.list_models()`.
+        images: (N, H, W), (N, C, H, W) or (N, H, W, C) with C 1 or 3; uint8, or floats in [0, 1].
+        labels: (N,) class ids from 0, or (N, J) multi-hot.
+        epochs: passes over the images.
+        batch_size: images in a batch.
+        lr: the learning rate.
+        validation: share, or number, of images to hold out.
+        seed: of the split, the weights, the order and the augmentation.
+        device: auto, cpu, cuda or mps.
+        class_names: one for each class; by default their numbers.
+        settings: more settings of a recipe: {"augment": {"shift": 2}, "train": {"ema": 0.99}}.
+        **model_options: options of the model.
 
-    model, history = torchcaps.fit("capsnet_small", images, labels, epochs=5)
+    Returns:
+        The trained model and its history.
+
+    Example:
+        model, history = torchcaps.fit("capsnet_small", images, labels, epochs=5)
     """
     tree: dict[str, Any] = {"name": "fit", **{name: dict(section) for name, section in (settings or {}).items()}}
     tree["model"] = {"name": model, **tree.get("model", {}), **model_options}
@@ -57,7 +70,7 @@ def fit(
     tree["optim"] = {"lr": lr, **tree.get("optim", {})}
     recipe = make_recipe(tree)
     if "data" in tree or recipe.train.select == "best":
-        raise UserError("fit: settings for data, and train.select=best, belong to recipes; give validation=, or none")
+        raise UserError("fit: settings of data and train.select=best are for recipes only; use validation=")
     dataset = as_dataset(images, labels, class_names)
     train, held_out, _ = divide(dataset, None, None, HoldOut(validation, test=0, seed=recipe.train.seed))
     fabric = make_fabric(device, recipe.train.precision)
@@ -70,7 +83,7 @@ def fit(
 
 
 def as_dataset(images: Any, labels: Any, class_names: tuple[str, ...] | list[str] | None = None) -> Dataset:
-    """Arrays as a Dataset, with every mistake named."""
+    """Make a Dataset of arrays, and name every mistake in them."""
     pixels, targets = _as_tensor("images", images), _as_tensor("labels", labels)
     if targets.ndim == 2 and targets.shape[1] == 1:
         targets = targets[:, 0]
@@ -83,7 +96,7 @@ def as_dataset(images: Any, labels: Any, class_names: tuple[str, ...] | list[str
             raise UserError("fit: labels must be whole numbers, or an (N, J) multi-hot array")
         targets = targets.long()
         if int(targets.min()) < 0:
-            raise UserError(f"fit: labels must be class ids from 0 on, got {int(targets.min())}")
+            raise UserError(f"fit: labels must be class ids from 0, got {int(targets.min())}")
     count = targets.shape[1] if targets.ndim == 2 else int(targets.max()) + 1
     names = tuple(class_names) if class_names else tuple(str(index) for index in range(count))
     return Dataset(_as_pixels(pixels), targets if targets.ndim == 1 else targets.float(), names)
@@ -111,14 +124,14 @@ def _as_pixels(images: Tensor) -> Tensor:
         return images
     if not images.is_floating_point():
         if int(images.min()) < 0 or int(images.max()) > 255:
-            raise UserError("fit: whole-number images must lie in 0…255")
+            raise UserError("fit: integer images must be in 0…255")
         return images.to(torch.uint8)
     if not bool(images.isfinite().all()):
         bad = int((~images.isfinite()).flatten(1).any(1).nonzero()[0])
         raise UserError(f"fit: image {bad} holds NaN or infinity; clean the data first")
     if float(images.min()) < 0 or float(images.max()) > 1:
         raise UserError(
-            f"fit: images given as floats must lie in [0, 1], these reach from {float(images.min()):.4g} to "
+            f"fit: float images must be in [0, 1], these range from {float(images.min()):.4g} to "
             f"{float(images.max()):.4g}; divide by 255, or undo a normalisation (model options mean and std do that)"
         )
     return images.float()

@@ -194,11 +194,11 @@ def _read_recipe(name_or_path: str, ancestors: tuple[Path, ...] = ()) -> tuple[d
         raise UserError(f"recipe {path} cannot be read: it has more than {MAX_BYTES:,} bytes")
     try:
         tree = read_yaml(path.read_text(encoding="utf-8"))
+        tree.setdefault("name", path.stem)
     except (OSError, UnicodeDecodeError, BadYaml) as error:
         raise UserError(f"recipe {path} cannot be read: {error}") from error
-    if not isinstance(tree, dict):
-        raise UserError(f"recipe {path} is not a set of 'section:' entries")
-    tree.setdefault("name", path.stem)
+    except AttributeError:
+        raise UserError(f"recipe {path} is not a set of 'section:' entries") from None
     if "extends" not in tree:
         return tree, path
     name = str(tree.pop("extends"))
@@ -246,13 +246,12 @@ def _override(tree: dict[str, Any], assignment: str) -> None:
     *parents, leaf = key.strip().split(".")
     if not equals or not leaf:
         raise UserError(f"--set {assignment}: write it as section.field=value, for example train.epochs=3")
-    for parent in parents:
-        child = tree.setdefault(parent, {})
-        if not isinstance(child, dict):
-            raise UserError(f"--set {assignment}: {parent} is a value, not a section")
-        tree = child
     try:
+        for parent in parents:
+            tree = tree.setdefault(parent, {})
         tree[leaf] = read_yaml(text)
+    except (AttributeError, TypeError):
+        raise UserError(f"--set {assignment}: {parents[-1]} is a value, not a section") from None
     except BadYaml as error:
         raise UserError(f"--set {assignment}: {text!r} is not a value ({error})") from error
 

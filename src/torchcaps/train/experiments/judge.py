@@ -1,4 +1,4 @@
-"""Drawn images judged by use: a U-Net that learned from them, on real images, beside one that learned from those."""
+"""Judge generators by the Dice, on real images, of U-Nets trained on the images that they draw."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from rich.console import Console
@@ -29,13 +29,13 @@ from torchcaps.train.state import seeded
 from torchcaps.train.tasks import SegmentationTask
 from torchcaps.train.tasks.test_sets import warn_if_changed
 
-DRAWS = 4  # images of every label map to train on, with other noise each, or the real one so often; an even number
-HELD_OUT = 1000  # seed of the noise of label maps that are not trained on
+DRAWS = 4  # training images of every label map, each with other noise, or repeats of the real one; an even number
+HELD_OUT = 1000  # seed of the noise for held-out label maps
 APART = ("apart with two noises", "whole maps")  # columns: of windows, and of all of a map
 Draw = Callable[[SynthesisModel, Sequence[Tensor], int], list[Tensor]]
 
 
-class Taught(NamedTuple):
+class TrainedUNet(NamedTuple):
     """A U-Net of one seed, and its mean Dice on the real test images."""
 
     unet: UNet
@@ -54,35 +54,41 @@ def judge(
     out: Path | None = None,
     console: Console | None = None,
 ) -> dict[str, Any]:
-    """Train the same U-Net on real images, on drawn ones, and on both; test each on real images that no one has seen.
+    """Train the same U-Net on real images, on drawn ones and on both; test each on unseen real images.
 
-    Every U-Net takes as many steps, on windows of the same label maps: DRAWS images of each, drawn with other noise, or
-    the real one so often, or half of either.
+    Every U-Net takes the same number of steps, on windows of the same label maps: DRAWS drawn images of each with
+    different noise, or the real one DRAWS times, or half of each.
 
-    against    a second generator, such as pix2pix
-    names      what to call the two
-    data       where the pairs are that the model was trained on, if they were moved
-    seeds      U-Nets for each kind of images, with the seeds from `first` on
-    overrides  settings of the U-Net's recipe, "train.epochs=3"
-    out        folder for judge.json
-    returns    trained: by what the U-Net learned from, its Dice (n, mean, std) and the generator's parameters;
-               drawn: of each generator, how its images of held-out label maps compare with the real ones
+    Args:
+        model: the generator.
+        against: a second generator, such as pix2pix.
+        names: what to call the two.
+        data: the pairs that the model was trained on, if they were moved.
+        seeds: number of U-Nets for each kind of images.
+        first: the first of their seeds.
+        overrides: settings of the U-Net's recipe, "train.epochs=3".
+        out: folder for judge.json.
+        console: where to print; by default nowhere.
+
+    Returns:
+        trained: for each kind of training images the U-Nets' Dice (n, mean, std) and the generator's parameters.
+        drawn: for each generator, how its images of held-out label maps compare with the real ones.
     """
     console = console or Console(quiet=True)
     generators = {names[0]: model} if against is None else {names[0]: model, names[1]: against}
     _check(generators, against is not None, names)
     splits, source = _splits(model, data)
     if splits.test is None:
-        raise UserError(f"{source} has no test images: the U-Nets are tested on real images that nobody trained on")
+        raise UserError(f"{source} has no test images, and the U-Nets are tested on unseen real images")
     recipe = _recipe(model, overrides)
     _make_folder(out)
     windows, held_out = (tiles(part, *model.image_shape[1:]) for part in (splits.train, splits.test))
     real, drawn = [windows] * DRAWS, {name: _draw(each, windows) for name, each in generators.items()}
     sets = {"real": real, **drawn, f"real + {names[0]}": real[::2] + drawn[names[0]][::2]}
-    taught: dict[str, list[Taught]] = {}
+    taught: dict[str, list[TrainedUNet]] = {}
     for kind, rounds in sets.items():
         each_seed = range(first, first + seeds)
-        taught[kind] = [_teach(recipe, rounds, splits.test, seed, model.device) for seed in each_seed]
+        taught[kind] = [_train_unet(recipe, rounds, splits.test, seed, model.device) for seed in each_seed]
         dice = spread([each.dice for each in taught[kind]])
         console.print(f"trained on {kind}: Dice {dice['mean']:.2%}", highlight=False, markup=False)
     usual = statistics.mean(each.dice for each in taught["real"])
@@ -150,11 +156,11 @@ def _check(generators: dict[str, SynthesisModel], paired: bool, names: tuple[str
     if paired and Path(names[0]) == Path(names[1]):
         raise UserError(f"--against {names[1]}: that is the same model; give another")
     if reserved := [name for name in generators if name == "real" or name.startswith("real + ")]:
-        raise UserError(f"a model called {reserved[0]!r} would be taken for the real images: give its path another way")
+        raise UserError(f"a model called {reserved[0]!r} would be confused with the real images: rename it")
     (first, model), *others = generators.items()
     for name, other in others:
-        if not isinstance(other, SynthesisModel):
-            raise UserError(f"--against {name}: it draws no images; give another model that does, such as pix2pix")
+        if other.task != "synthesis":
+            raise UserError(f"--against {name}: it draws no images; give a synthesis model, such as pix2pix")
         for what in ("image_shape", "num_classes"):
             if getattr(other, what) != getattr(model, what):
                 raise UserError(
@@ -167,7 +173,7 @@ def _splits(model: SynthesisModel, data: str | None) -> tuple[Splits[Segmentatio
     """The model's own pairs, split as they were when it was trained; and their name."""
     own = model.trained_by.get("data")
     if own is None:
-        raise UserError("this model does not say what it was trained on: only models of `torchcaps train` are judged")
+        raise UserError("this model does not record its training data: only models of `torchcaps train` can be judged")
     settings = {**own, "channels": model.image_shape[0]}
     if data is not None:
         settings["source"], settings["path"] = named_data(data)
@@ -175,7 +181,7 @@ def _splits(model: SynthesisModel, data: str | None) -> tuple[Splits[Segmentatio
             raise UserError(f"--data {data}: this model draws from masks; give a folder with images and masks in it")
     splits = load_data(**settings)
     if splits.train.num_classes != model.num_classes:
-        raise UserError(f"the masks have {splits.train.num_classes} classes, and this model draws {model.num_classes}")
+        raise UserError(f"the masks have {splits.train.num_classes} classes, but this model draws {model.num_classes}")
     warn_if_changed(model, splits)
     return splits, settings["path"] or settings["source"]
 
@@ -185,14 +191,14 @@ def _recipe(model: SynthesisModel, overrides: Sequence[str]) -> Recipe:
     crop = f"augment.crop={min(model.image_shape[1:])}"
     recipe = load_recipe(model.trained_by.get("judge", "judge"), (*overrides, crop))
     if recipe.model.name != "unet":
-        raise UserError(f"the recipe {recipe.name} trains {recipe.model.name}, no unet: images are judged by one")
+        raise UserError(f"the recipe {recipe.name} trains {recipe.model.name}, but images are judged by a unet")
     if recipe.train.epochs % DRAWS:
         raise UserError(f"train.epochs={recipe.train.epochs}: give a multiple of {DRAWS}, the images drawn of each map")
     return recipe
 
 
 def _make_folder(out: Path | None) -> None:
-    """Before hours of training, not after them."""
+    """Fail before hours of training."""
     if out is not None:
         try:
             out.mkdir(parents=True, exist_ok=True)
@@ -205,9 +211,9 @@ def _draw(generator: SynthesisModel, windows: SegmentationDataset) -> list[Segme
     return [replace(windows, images=_bytes(draw_masks(generator, windows.masks, seed))) for seed in range(DRAWS)]
 
 
-def _teach(
+def _train_unet(
     recipe: Recipe, rounds: list[SegmentationDataset], test: SegmentationDataset, seed: int, device: torch.device
-) -> Taught:
+) -> TrainedUNet:
     """A U-Net that learns from all of the rounds together; its recipe counts epochs of one of them."""
     images, masks = ([each for part in rounds for each in getattr(part, what)] for what in ("images", "masks"))
     names = tuple(name for part in rounds for name in part.names)
@@ -216,15 +222,15 @@ def _teach(
     recipe = recipe.model_copy(update={"train": recipe.train.model_copy(update={"seed": seed, "epochs": epochs})})
     with seeded(seed, device):
         state, task = make_state(recipe, segments, device)
-        assert isinstance(state.final, UNet)  # _recipe has seen to it
         fabric = make_fabric(device.type, recipe.train.precision)
         train(state, segments, None, task, recipe, fabric, Callback())
-        state.model.zero_grad(set_to_none=True)  # which would keep a recorded step's memory
-    return Taught(state.final.eval(), _dice(state.final, test))
+        state.model.zero_grad(set_to_none=True)  # it would keep a recorded step's memory
+    unet = cast(UNet, state.final.eval())  # _recipe has checked it
+    return TrainedUNet(unet, _dice(unet, test))
 
 
 def _compare(
-    generator: SynthesisModel, held_out: SegmentationDataset, whole: SegmentationDataset, real: list[Taught]
+    generator: SynthesisModel, held_out: SegmentationDataset, whole: SegmentationDataset, real: list[TrainedUNet]
 ) -> dict[str, Any]:
     """How images drawn of held-out label maps compare with the real ones, and two of one map with each other.
 
@@ -250,7 +256,7 @@ def _compare(
 
 
 def _drawn_twice(
-    generator: SynthesisModel, held_out: SegmentationDataset, real: list[Taught], draw: Draw = draw_masks
+    generator: SynthesisModel, held_out: SegmentationDataset, real: list[TrainedUNet], draw: Draw = draw_masks
 ) -> tuple[tuple[list[Tensor], list[Tensor]], list[tuple[float, float]]]:
     """Two images of every map, and how well either is found: a pair for each U-Net and map."""
     one, other = (draw(generator, held_out.masks, HELD_OUT + number) for number in range(2))

@@ -1,7 +1,7 @@
-"""A recipe's result: trained for several seeds, side by side on one GPU, and put into a table.
+"""Results of recipes over several seeds, trained side by side on one GPU.
 
-Each seed is a run of `torchcaps train` in a process and a folder of its own. Finished runs are not trained again, and
-interrupted ones go on where they were, so the same command can be given until it is through.
+Each seed is a run of `torchcaps train` in its own process and folder. Finished runs are kept and interrupted ones are
+resumed, so the same command can be repeated until it is done.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from torchcaps.train.checkpoint import has_checkpoint
 from torchcaps.train.evaluate import evaluate_ensemble, evaluate_model
 from torchcaps.train.recipe import ClaimSection, Recipe, list_recipes, load_recipe
 
-SIDE_BY_SIDE = 5  # runs at a time on one GPU; benchmarks/results/h200-log.md has what that gains
+SIDE_BY_SIDE = 5  # runs at a time on one GPU; benchmarks/results/h200-log.md has the gain
 MARKS = re.compile(r"(<!-- results(?: of (\S+))? -->\n).*?(<!-- end of results -->)", re.DOTALL)
 HEAD = ("result", "paper", "best open", "ours", "on", "by")
 
@@ -42,9 +42,11 @@ HEAD = ("result", "paper", "best open", "ours", "on", "by")
 class Job(NamedTuple):
     """One seed of one recipe.
 
-    given      the recipe's name, or its file
-    settings   what is overridden, the seed included
-    recipe     all of that together
+    Attributes:
+        given: the recipe's name or file.
+        settings: the overrides, with the seed.
+        recipe: the recipe with these settings.
+        folder: of the run.
     """
 
     given: str
@@ -57,7 +59,7 @@ class Job(NamedTuple):
         asked = load_recipe(given, tuple(overrides))
         settings = [*overrides, f"train.seed={seed}"]
         if asked.data.limit is not None or asked.data.per_class is not None:
-            settings.append(f"data.split_seed={seed}")  # of few images, each seed gets others
+            settings.append(f"data.split_seed={seed}")  # each seed draws other images
         return Job(given, tuple(settings), load_recipe(given, tuple(settings)), runs / f"{asked.name}-{seed}")
 
     @property
@@ -69,7 +71,7 @@ class Job(NamedTuple):
         return self.folder.parent / f"{self.folder.name}.log"
 
     def check(self) -> None:
-        """Whether what is in the folder, if anything, is this very run: nothing else may count as its result."""
+        """Check that the folder, if it exists, holds this very run: no other may count as its result."""
         if not self.folder.exists():
             return
         if not (self.folder / "recipe.yaml").is_file():
@@ -80,8 +82,7 @@ class Job(NamedTuple):
             same = False
         if not same:
             raise UserError(
-                f"{self.folder} was made with other settings than are asked for now: remove it, or give another folder "
-                "with --runs"
+                f"{self.folder} was made with other settings: remove it, or give another folder with --runs"
             )
 
     def command(self, device: str) -> list[str]:
@@ -104,7 +105,7 @@ def reproduce(
     overrides: list[str] | tuple[str, ...] = (),
     console: Console | None = None,
 ) -> list[dict[str, Any]]:
-    """Train each recipe with seeds 0 … seeds-1; write `out/<recipe>.json` and the table of all in `out.md`."""
+    """Train each recipe with the seeds 0 … seeds − 1; write `out/<recipe>.json` and the table in `out.md`."""
     console = console or Console(quiet=True)
     given = [str(Path(name).resolve()) if name.endswith((".yaml", ".yml")) else name for name in names or claimed()]
     groups = {name: [Job.of(name, seed, overrides, runs) for seed in range(seeds)] for name in given}
@@ -112,7 +113,9 @@ def reproduce(
     for job in jobs:
         if job.recipe.claim is None:
             known = ", ".join(claimed())
-            raise UserError(f"{job.recipe.name} claims no result: `reproduce` is for recipes that do, {known}")
+            raise UserError(
+                f"{job.recipe.name} has no claimed result: `reproduce` is for recipes that have one, {known}"
+            )
         if not job.recipe.train.read_test:
             raise UserError("train.read_test=no: a result is read off the test set; use `torchcaps train` to choose")
         job.check()
@@ -121,7 +124,7 @@ def reproduce(
     results: dict[str, dict[str, Any]] = {}
 
     def write_whole() -> None:
-        """What is whole is written at once: a run that fails later, or an interrupt, takes nothing away."""
+        """Write each result as soon as it is complete, in case a later run fails or is interrupted."""
         for name, group in groups.items():
             if name not in results and all(job.done for job in group):
                 results[name] = _write(out, group, overrides, side_by_side, place)
@@ -135,7 +138,7 @@ def reproduce(
 
 
 def _settings(recipe: Recipe) -> dict[str, Any]:
-    """All of a recipe that decides what a run does."""
+    """The settings of a recipe that decide a run's result."""
     return recipe.model_dump(mode="json", exclude={"name", "description", "claim"})
 
 
@@ -149,7 +152,7 @@ def _check_place(out: Path) -> None:
 
 
 def claimed() -> list[str]:
-    """The recipes that claim a result."""
+    """The recipes with a claimed result."""
     return [name for name in list_recipes() if load_recipe(name).claim is not None]
 
 
@@ -185,7 +188,7 @@ def run_jobs(
                     job = waiting.pop(0)
                     job.folder.parent.mkdir(parents=True, exist_ok=True)
                     with job.log.open("ab") as log:
-                        # In a session of its own: a Ctrl-C comes here only, and reaches each run once, below.
+                        # In its own session: a Ctrl-C reaches only this process, which then stops each run once, below.
                         process = subprocess.Popen(
                             job.command(device),
                             stdout=log,
@@ -212,11 +215,11 @@ def run_jobs(
 
 
 def check_failed(failed: Sequence[Job], jobs: Sequence[Job]) -> None:
-    """Say which jobs failed, if any, and where to read why."""
+    """Raise an error that names the failed jobs and their logs."""
     if failed:
         raise UserError(
             f"{len(failed)} of {len(jobs)} runs failed; their logs: {', '.join(str(job.log) for job in failed[:3])}. "
-            "The same command goes on with them"
+            "Run the same command to continue"
         )
 
 
@@ -232,7 +235,7 @@ def _told(job: Job) -> str:
 
 @contextmanager
 def _stopped_by_sigterm() -> Iterator[None]:
-    """Let a scheduler's wish to stop end the runs as a Ctrl-C does."""
+    """Handle SIGTERM as a Ctrl-C."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -249,8 +252,8 @@ def _stopped_by_sigterm() -> Iterator[None]:
 
 @contextmanager
 def _shared_gpu(wanted: bool) -> Iterator[dict[str, str]]:
-    """The environment for processes that share a GPU: under NVIDIA's multi-process service, where there is one, their
-    kernels run at the same time instead of by turns."""
+    """The environment for processes that share a GPU: with NVIDIA's multi-process service, if installed, their
+    kernels run concurrently."""
     control = shutil.which("nvidia-cuda-mps-control")
     if not wanted or control is None or "CUDA_MPS_PIPE_DIRECTORY" in os.environ:
         yield dict(os.environ)
@@ -263,7 +266,7 @@ def _shared_gpu(wanted: bool) -> Iterator[dict[str, str]]:
 
         started = subprocess.run([control, "-d"], env=environment, capture_output=True).returncode == 0
         deadline = time.monotonic() + 5
-        # A process that comes before the service answers would run outside it, and the two would take turns.
+        # A process that starts before the service answers would run outside it.
         while started and not (ready := ask(b"get_server_list\n")) and time.monotonic() < deadline:
             time.sleep(0.1)
         try:
@@ -317,12 +320,12 @@ def _write(
 
 
 def _claim(recipe: Recipe) -> ClaimSection:
-    assert recipe.claim is not None  # `reproduce` has seen to it
+    assert recipe.claim is not None  # `reproduce` has checked it
     return recipe.claim
 
 
 def _measured(recipe: Recipe, summary: dict[str, Any]) -> float:
-    """In percent, as the recipe claims it."""
+    """The recipe's measure, in percent."""
     return _percent(recipe, summary["test_dice" if _claim(recipe).measure == "dice" else "test_accuracy"])
 
 
@@ -348,7 +351,7 @@ def _busy(summaries: list[dict[str, Any]]) -> float:
 
 
 def write_page(out: Path) -> Path:
-    """`out.md`, made with a place for the table if it is not there."""
+    """The page `out.md`; a new one has a place for the table."""
     page = out.with_name(f"{out.name}.md")
     if not page.is_file():
         page.write_text("# Results\n\n<!-- results -->\n<!-- end of results -->\n", encoding="utf-8")
@@ -358,7 +361,8 @@ def write_page(out: Path) -> Path:
 def fill_results(page: Path, folder: Path) -> bool:
     """Put the results of a folder between the marks of a page: <!-- results --> or <!-- results of A,B,… -->.
 
-    returns  whether there were any
+    Returns:
+        Whether the page has such marks.
     """
     paths = sorted(folder.glob("*.json"), key=lambda path: path.stem)  # a recipe before its variants
     files = (json.loads(path.read_text(encoding="utf-8")) for path in paths)

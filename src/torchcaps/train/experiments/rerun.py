@@ -1,4 +1,4 @@
-"""A run once more, and whether it comes out the same, number by number."""
+"""Repeat a run, and compare the two number by number."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from torchcaps.models.files import WEIGHTS
 from torchcaps.train.recipe import load_recipe
 from torchcaps.train.run import start_run
 
-TIMES = ("images_per_second",)  # of a line of metrics.jsonl: these differ every time
-ABOUT = ("machine", "versions", "commit", "data_checksum", "processes", "resumed")  # what a difference may come from
+TIMES = ("images_per_second",)  # fields of metrics.jsonl that differ every time
+ABOUT = ("machine", "versions", "commit", "data_checksum", "processes", "resumed")  # possible causes of a difference
 
 
 class Difference(NamedTuple):
@@ -26,19 +26,21 @@ class Difference(NamedTuple):
 
 
 def rerun(run: Path, *, out: Path | None = None, device: str | None = None, console: Console | None = None) -> Path:
-    """Train a finished run's recipe again, on the same kind of device unless told otherwise; returns the new folder."""
+    """Train a finished run's recipe again, by default on the same type of device; returns the new folder."""
     before = _summary(run)
     _lines(run)
-    _weights(run)  # what cannot be compared is said before hours are spent
+    _weights(run)  # fail before hours of training
     folder = out or run.with_name(f"{run.name}-again-{datetime.now():%Y%m%d-%H%M%S}")
     recipe = load_recipe(str(run / "recipe.yaml"))
     return start_run(recipe, out=folder, device=device or before["device"].partition(":")[0], console=console)
 
 
 def compare_runs(before: Path, now: Path) -> tuple[list[Difference], list[Difference]]:
-    """What came out differently, and what about the two runs could explain it.
+    """Compare two runs.
 
-    The first: the first line of the history that differs, test and validation figures, and the weights.
+    Returns:
+        The differences (the first in the history, test and validation figures, weights), and what about the runs could
+        explain them.
     """
     then, again = _summary(before), _summary(now)
     found = _history(before, now)
@@ -62,12 +64,12 @@ def _history(before: Path, now: Path) -> list[Difference]:
 def _lines(folder: Path) -> list[dict[str, Any]]:
     path = folder / "metrics.jsonl"
     try:
-        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    except (OSError, ValueError, RecursionError) as error:
+        lines = [dict(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+        if all("epoch" in line for line in lines):
+            return lines
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise _unreadable(folder, path) from error
-    if not all(isinstance(line, dict) and "epoch" in line for line in lines):
-        raise _unreadable(folder, path)
-    return lines
+    raise _unreadable(folder, path)
 
 
 def _weights(folder: Path) -> str:
@@ -83,19 +85,18 @@ def _summary(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         finish = f"finish it with `torchcaps train --resume {folder}`"
         way = finish if (folder / "recipe.yaml").is_file() else "give the folder that `torchcaps train` named"
-        raise UserError(f"{folder} is no finished run: it has no summary.json; {way}")
+        raise UserError(f"{folder} is not a finished run: it has no summary.json; {way}")
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        found = dict(json.loads(path.read_text(encoding="utf-8")))
+        found["device"].partition(":")
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise _unreadable(folder, path) from error
-    if not isinstance(found, dict) or not isinstance(found.get("device"), str):
-        raise _unreadable(folder, path)
     return found
 
 
 def _unreadable(folder: Path, path: Path) -> UserError:
-    state = "is not what a run writes there" if path.is_file() else "is not there"
+    state = "was not written by a run" if path.is_file() else "does not exist"
     return UserError(
-        f"{path} {state}, so there is nothing to compare with: remove {folder / 'summary.json'}, and "
-        f"`torchcaps train --resume {folder}` writes figures and model once more from the last checkpoint"
+        f"{path} {state}, so the run cannot be compared: remove {folder / 'summary.json'}, and "
+        f"`torchcaps train --resume {folder}` writes figures and model again from the last checkpoint"
     )

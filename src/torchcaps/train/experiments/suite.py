@@ -1,4 +1,4 @@
-"""Saved models on one of the robustness suites, with their own test images."""
+"""Run a robustness suite on saved models, with their own test images."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from torchcaps.data.split import HoldOut, divide
 from torchcaps.errors import UserError, did_you_mean
 from torchcaps.explain.style import png_bytes
-from torchcaps.models import ImageModel, SegmentationModel, SynthesisModel
+from torchcaps.models import ImageModel
 from torchcaps.robustness.charts import FIGURES
 from torchcaps.robustness.suites import SUITES
 from torchcaps.train.tasks.test_sets import classification_test_set
@@ -26,15 +26,20 @@ def run_suite(
     seed: int = 0,
     out: Path | None = None,
 ) -> dict[str, Any]:
-    """One suite on n test images; with `out`, also written there as <suite>.json and drawn as <suite>.png.
+    """Run one suite on a random sample of the test images, stratified by class.
 
-    The images are drawn from the test set at random, the same share of each class; all of them if there are fewer.
+    Args:
+        model: a classifier with one label an image.
+        suite: a name in SUITES.
+        against: a second model, measured on the same images.
+        names: what to call the two.
+        data: an image folder, a CSV or a name; by default the model's own test set.
+        n: number of images.
+        seed: of the sample, noise and attacks.
+        out: folder for <suite>.json and <suite>.png.
 
-    suite    a name in SUITES
-    against  a second model, measured on the same images
-    names    what to call the two
-    data     another test set than the model's own: an image folder, a CSV, or a name
-    returns  what the suite returns (see robustness/suites.py), and data, the name of the test set
+    Returns:
+        What the suite returns, and data, the name of the test set.
     """
     if suite not in SUITES:
         raise UserError(f"unknown suite {suite!r}: {did_you_mean(suite, SUITES)}")
@@ -64,7 +69,7 @@ def run_suite(
 
 
 def suite_table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """What a suite found as words for a table: the heading, and a row for each strength of each change."""
+    """A suite's result as a table: the heading, and a row for each strength of each change."""
     rows = []
     for curve in result["curves"]:
         for place, strength in enumerate(curve["strengths"]):
@@ -79,7 +84,7 @@ def suite_table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 
 def _figure(curve: dict[str, Any], name: str, place: int) -> str:
-    """ "98.3 %" for shares of images, a plain number for the rest, nothing where a model has no such measure."""
+    """98.3 %" for shares of images, a plain number for the rest, nothing where a model has no such measure."""
     if name not in curve["values"]:
         return ""
     value = curve["values"][name][place]
@@ -90,19 +95,17 @@ def _figure(curve: dict[str, Any], name: str, place: int) -> str:
 
 
 def _check_one_label(name: str, model: ImageModel) -> None:
-    if isinstance(model, SynthesisModel):
-        raise UserError(f"{name} draws images, and the suites measure models that name a class")
-    if isinstance(model, SegmentationModel):
-        raise UserError(f"{name} finds masks, and the suites measure models that name a class")
+    if model.task != "classification":
+        raise UserError(f"{name} is a {model.task} model, and the suites are for classifiers")
     if model.trained_by.get("multi_label") or getattr(model, "multi_label", False):
         raise UserError(
-            f"{name} was trained to find several classes in an image, and the suites measure models that name one: "
+            f"{name} is a multi-label model, and the suites are for models with one label: "
             "use `torchcaps eval` without --suite"
         )
 
 
 def _check_pair(model: ImageModel, against: ImageModel, names: tuple[str, str]) -> None:
-    """Whether both can be shown the same images and asked for the same classes."""
+    """Check that both models take the same images and classes."""
     if names[0] == names[1]:
         raise UserError(f"--against {names[1]}: that is the same model; give another")
     for what in ("image_shape", "resize_to", "class_names"):

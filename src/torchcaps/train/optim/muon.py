@@ -1,4 +1,4 @@
-"""Muon (Jordan et al. 2024): steps whose singular values are all alike, for weights that are matrices."""
+"""Muon (Jordan et al. 2024): orthogonalised momentum for weights that are matrices."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ LIKE_ADAM = 0.2  # root mean square of a step of Adam, in learning rates
 
 
 class Muon(torch.optim.AdamW):
-    """Momentum made orthogonal where a group has "rows", the axes of its weights that are rows of a matrix; the rest is
-    AdamW. A step is as long as one of AdamW would be, so learning rates are those of AdamW.
-
-    betas  the first is also the momentum of matrices
+    """Orthogonalised momentum for groups with "rows", the axes of a weight that are the rows of a matrix; AdamW for the
+    rest. A step has the length of an AdamW step, so learning rates are those of AdamW. The first beta is also the
+    momentum of the matrices.
     """
 
     def __init__(self, groups: Iterable[dict[str, Any]], **options: Any):
@@ -34,7 +33,7 @@ class Muon(torch.optim.AdamW):
         gradients = [(p, p.grad, g) for g in self.param_groups if g["rows"] for p in g["params"] if p.grad is not None]
         for weight, gradient, group in gradients:
             self._turn(weight, gradient, group)
-            weight.grad = None  # so that AdamW passes it over
+            weight.grad = None  # AdamW skips weights without a gradient
         loss = super().step(closure)
         for weight, gradient, _ in gradients:
             weight.grad = gradient
@@ -43,11 +42,11 @@ class Muon(torch.optim.AdamW):
     def _turn(self, weight: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         momentum, rate = group["betas"][0], group["lr"]
         state = self.state[weight]
-        bad = getattr(self, "found_inf", None)  # as for the fused AdamW: 1 where a step is to change nothing
+        bad = getattr(self, "found_inf", None)  # as for the fused AdamW: 1 in a step that must be skipped
         if "mean" not in state:
             state["mean"], state["step"] = torch.zeros_like(weight), torch.zeros(())  # AdamW looks for the latter
         if bad is not None:
-            gradient = torch.where(bad > 0, state["mean"], gradient)  # the mean stays, and stays a number
+            gradient = torch.where(bad > 0, state["mean"], gradient)  # the mean stays as it is, and finite
             rate = rate * (1 - bad)
         state["mean"].lerp_(gradient, 1 - momentum)
         ahead = gradient.lerp(state["mean"], momentum)
@@ -64,7 +63,7 @@ class Muon(torch.optim.AdamW):
 
 
 def _matrix_order(weight: Tensor, rows: tuple[int, ...]) -> tuple[int, ...]:
-    """The axes of a weight, rows first; columns as they lie in memory, so that a convolution's need not be copied."""
+    """The axes of a weight, rows first; columns in memory order, so that a convolution's need not be copied."""
     columns = [axis for axis in range(weight.ndim) if axis not in rows]
     return (*rows, *sorted(columns, key=weight.stride, reverse=True))
 

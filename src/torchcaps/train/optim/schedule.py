@@ -1,4 +1,4 @@
-"""The learning rate as a function of the step: nothing to save, nothing to restore."""
+"""The learning rate as a function of the step."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torchcaps.train.recipe import OptimSection
 
 
 def learning_rate(step: int, total_steps: int, optim: OptimSection) -> float:
-    """What step number `step`, counted from 0, of `total_steps` is taken with."""
+    """The learning rate of step number `step`, counted from 0, of `total_steps`."""
     warm = min(1.0, (step + 1) / optim.warmup_steps) if optim.warmup_steps else 1.0
     after = max(0, step - optim.warmup_steps)
     done = min(1.0, after / max(1, total_steps - optim.warmup_steps))
