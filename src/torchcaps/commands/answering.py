@@ -8,7 +8,8 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from torchcaps.commands.common import AnySize, AsJson, Device, Model, err, make_device, out, say, show
+from torchcaps.commands.common import AnySize, AsJson, Device, Model, err, out, say, show
+from torchcaps.devices import make_device
 from torchcaps.errors import UserError
 
 # Fields of a placement in printing order: digits after the point, unit.
@@ -92,8 +93,8 @@ def _show_classes(answers: list[dict[str, Any]]) -> None:
     for answer in answers:
         found = ", ".join(answer["classes"]) or NONE
         second = answer["ranking"][1] if len(answer["ranking"]) > 1 else None
-        rival = f"{second['class']} {second['length']:.3f}" if second else ""
-        rows.append((answer["file"], found, f"{answer['ranking'][0]['length']:.3f}", rival))
+        runner_up = f"{second['class']} {second['length']:.3f}" if second else ""
+        rows.append((answer["file"], found, f"{answer['ranking'][0]['length']:.3f}", runner_up))
     show(("file", "class", "length", "next"), rows)
 
 

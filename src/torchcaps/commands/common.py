@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -19,12 +19,6 @@ AnySize = Annotated[
     bool, typer.Option("--any-size", help="For synthesis models: allow masks of another size than in training.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-
-
-def make_device(name: str) -> Any:
-    from torchcaps.train.distributed import make_fabric
-
-    return make_fabric(name, "fp32").device
 
 
 def say(text: object) -> None:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from torchcaps.commands.common import AsJson, Device, Model, make_device, out, say, show
+from torchcaps.commands.common import AsJson, Device, Model, out, say, show
+from torchcaps.devices import make_device
 from torchcaps.errors import UserError
 
 if TYPE_CHECKING:

@@ -19,6 +19,7 @@ from lightning_fabric.plugins.environments import LightningEnvironment
 from lightning_fabric.strategies import ModelParallelStrategy
 from torch import Tensor
 
+from torchcaps.devices import choose_accelerator
 from torchcaps.errors import LostProcess, UserError
 
 Found = TypeVar("Found")
@@ -147,19 +148,7 @@ def make_fabric(device: str, precision: str, devices: int = 1, nodes: int = 1, s
         nodes: machines.
         shard: whether each rank keeps a shard of every weight.
     """
-    available = {
-        "auto": True,
-        "cpu": True,
-        "cuda": torch.cuda.is_available(),
-        "mps": torch.backends.mps.is_available(),
-    }
-    accelerator = "cuda" if device == "gpu" else device
-    if accelerator not in available:
-        raise UserError(f"--device {device}: choose one of {', '.join(available)}")
-    if not available[accelerator]:
-        raise UserError(f"--device {device}: this machine, or this build of PyTorch, has none; use --device cpu")
-    if accelerator == "auto":
-        accelerator = next(name for name in ("cuda", "mps", "cpu") if available[name])
+    accelerator = choose_accelerator(device)
     mixed = precision == "bf16" or (precision == "auto" and accelerator == "cuda")
     launched = torchrun_world_size()
     if launched is not None and devices == nodes == 1:
