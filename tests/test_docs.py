@@ -30,11 +30,12 @@ README = ROOT / "README.md"
 START = (README, DOCS / "train.md", DOCS / "predict.md")
 API = (ROOT / "tests" / "api.txt").read_text(encoding="utf-8").splitlines()
 REPOSITORY = "https://github.com/torchcaps/torchcaps"
+MASKS = "--epochs 1 --device cpu --set data.limit=4 --set data.validation=2 --set train.read_test=no"
 # Options that make the commands of the Start pages short, by how the command begins.
 SHORT = {
     "train --resume": "--epochs 2 --device cpu",
-    "train segcaps": "--epochs 1 --device cpu --set data.limit=6 --set model.width=0.25",
-    "train capspix2pix": "--epochs 1 --device cpu --set data.limit=6 --set model.width=0.25",
+    "train segcaps": MASKS,
+    "train capspix2pix": MASKS,
     "train": "--epochs 1 --device cpu --set data.limit=16",
     "reproduce": "--seeds 1 --device cpu --set train.epochs=1 --set data.limit=32",
     "eval capsnet-digits": "--n 10",
@@ -183,6 +184,12 @@ def test_addresses_of_the_readme_are_files_of_the_repository():
         path = re.fullmatch(rf"{REPOSITORY}/(?:blob|raw)/main/(.+)", address)
         assert path, address
         assert (ROOT / path[1]).is_file(), address
+
+
+def test_ci_runs_only_what_contributing_names():
+    ran = re.findall(r"^make (\S+)$", (ROOT / ".ci" / "run").read_text(encoding="utf-8"), re.MULTILINE)
+    assert {f"make {target}" for target in ran} <= set(commands(ROOT / "CONTRIBUTING.md"))
+    assert {"check", "test"} <= set(ran)
 
 
 @pytest.fixture(scope="module")
