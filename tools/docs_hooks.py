@@ -48,8 +48,15 @@ ADDRESS = re.compile(rf"{REPOSITORY}/(?:blob|raw)/main/")
 SHARED = re.compile(r"^( +)(\w+(?:, \w+)+): (.*(?:\n\1 +.*)*)", re.MULTILINE)
 
 
-class SharedArguments(griffe.Extension):
-    """Split `x, y: description` in docstrings into an entry for each argument, which griffe does not do."""
+class Docstrings(griffe.Extension):
+    """Split `x, y: description` in docstrings into an entry for each argument; omit undescribed `self.x = …`."""
+
+    def on_class_members(self, *, cls: griffe.Class, **_: Any) -> None:
+        made = cls.members.get("__init__")
+        for name, member in list(cls.members.items()):
+            inside = made and not made.is_alias and not member.is_alias and member.is_attribute and member.lineno
+            if inside and made.lineno <= member.lineno <= made.endlineno and not member.docstring:
+                del cls.members[name]
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         if obj.docstring:
