@@ -6,8 +6,10 @@ from torchcaps.layers.decoder import ConvDecoder, Decoder, make_decoder, mask_ca
 from torchcaps.layers.dense import DenseCaps
 from torchcaps.layers.matrix import ClassCaps, MatrixConvCaps2d, MatrixPrimaryCaps
 from torchcaps.layers.primary import PrimaryCaps
+from torchcaps.layers.routings import ROUTINGS, Routing
 
 __all__ = [
+    "ROUTINGS",
     "ClassCaps",
     "ConvCaps2d",
     "ConvDecoder",
@@ -17,6 +19,7 @@ __all__ = [
     "MatrixConvCaps2d",
     "MatrixPrimaryCaps",
     "PrimaryCaps",
+    "Routing",
     "concurrent",
     "make_decoder",
     "mask_capsules",

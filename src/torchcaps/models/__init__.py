@@ -16,8 +16,9 @@ from torchcaps.models.files import load, save, shipped_models
 from torchcaps.models.posecaps import PoseCaps, posecaps, posecaps_small
 from torchcaps.models.registry import create_model, list_models
 from torchcaps.models.segcaps import SegCaps, segcaps
-from torchcaps.models.segmentation import SegmentationModel
-from torchcaps.models.synthesis import SynthesisModel
+from torchcaps.models.segmentation import SegmentationModel, to_mask
+from torchcaps.models.synthesis import SynthesisModel, draw_masks, noise_of
+from torchcaps.models.tiles import predict_map
 
 __all__ = [
     "CNN",
@@ -46,21 +47,25 @@ __all__ = [
     "capspix2pix",
     "capspix2pix_small",
     "create_model",
+    "draw_masks",
     "efficient_capsnet",
     "em_capsnet",
     "em_capsnet_large",
     "list_models",
     "load",
     "matched_cnn",
+    "noise_of",
     "pix2pix",
     "pix2pix_small",
     "pooled_cnn",
     "posecaps",
     "posecaps_small",
+    "predict_map",
     "save",
     "segcaps",
     "shipped_models",
     "small_resnet",
     "strong_cnn",
+    "to_mask",
     "unet",
 ]
