@@ -15,6 +15,14 @@ from torchcaps.errors import UserError
 if TYPE_CHECKING:
     from torchcaps.models import SynthesisModel
 
+Suite = Annotated[
+    str | None,
+    typer.Option(
+        help="Robustness suite: affine, corruption, adversarial, equivariance, scrambled, crowding, "
+        "or unfamiliar (images of no known class)."
+    ),
+]
+
 
 def evaluate(
     model: Model,
@@ -22,13 +30,7 @@ def evaluate(
     views: Annotated[
         bool, typer.Option("--views", help="Classify by the mean over nine slightly moved views.")
     ] = False,
-    suite: Annotated[
-        str | None,
-        typer.Option(
-            help="Robustness suite: affine, corruption, adversarial, equivariance, scrambled, crowding, "
-            "or unfamiliar (images of no known class)."
-        ),
-    ] = None,
+    suite: Suite = None,
     against: Annotated[
         str | None, typer.Option(help="With --suite, and for synthesis models: a second model, on the same images.")
     ] = None,
@@ -79,10 +81,13 @@ def evaluate(
     figures = evaluate_model(loaded, data, views=views, rejection=True)
     if as_json:
         print(json.dumps({"model": model, **figures}))
-        return
-    if "per_class" in figures:
+    elif "per_class" in figures:
         _print_masks(model, figures)
-        return
+    else:
+        _print_classes(model, figures)
+
+
+def _print_classes(model: str, figures: dict[str, Any]) -> None:
     found = f"{figures['accuracy']:.2%} of {figures['n']:,} images right"
     say(f"{model} on {figures['data']}: {found}")
     out.print(f"error {figures['error']:.2%}, loss {figures['loss']:.4f}", highlight=False)

@@ -85,40 +85,41 @@ def judge(
     windows, held_out = (tiles(part, *model.image_shape[1:]) for part in (splits.train, splits.test))
     real, drawn = [windows] * DRAWS, {name: _draw(each, windows) for name, each in generators.items()}
     sets = {"real": real, **drawn, f"real + {names[0]}": real[::2] + drawn[names[0]][::2]}
-    taught: dict[str, list[TrainedUNet]] = {}
+    trained: dict[str, list[TrainedUNet]] = {}
     for kind, rounds in sets.items():
         each_seed = range(first, first + seeds)
-        taught[kind] = [_train_unet(recipe, rounds, splits.test, seed, model.device) for seed in each_seed]
-        dice = spread([each.dice for each in taught[kind]])
+        trained[kind] = [_train_unet(recipe, rounds, splits.test, seed, model.device) for seed in each_seed]
+        dice = spread([each.dice for each in trained[kind]])
         console.print(f"trained on {kind}: Dice {dice['mean']:.2%}", highlight=False, markup=False)
-    usual = statistics.mean(each.dice for each in taught["real"])
+    real_unets = trained["real"]
     result = {
         "data": source,
-        "unet": {
-            "recipe": recipe.name,
-            "settings": list(overrides),
-            "parameters": taught["real"][0].unet.parameter_count(),
-            "first_seed": first,
-        },
+        "unet": {"recipe": recipe.name, "settings": list(overrides)}
+        | {"parameters": real_unets[0].unet.parameter_count(), "first_seed": first},
         "generator_seeds": {name: each.trained_by.get("seed") for name, each in generators.items()},
         "windows": len(windows),
         "draws": DRAWS,
         "test_n": len(splits.test),
         "machine": machine(model.device),
-        "trained": {
-            kind: {
-                **spread([each.dice for each in some]),
-                "of_real": statistics.mean(each.dice for each in some) / max(usual, 1e-12),
-                "generator_parameters": _parameters(kind, generators),
-            }
-            for kind, some in taught.items()
-        },
-        "drawn": {name: _compare(each, held_out, splits.test, taught["real"]) for name, each in generators.items()},
-        "kid_of_real": _kid(taught["real"][0].unet, _floats(windows), _floats(held_out)),
+        "trained": {kind: _trained(kind, some, real_unets, generators) for kind, some in trained.items()},
+        "drawn": {name: _compare(each, held_out, splits.test, real_unets) for name, each in generators.items()},
+        "kid_of_real": _kid(real_unets[0].unet, _floats(windows), _floats(held_out)),
     }
     if out is not None:
         write_whole(out / "judge.json", json.dumps(result, indent=2, ensure_ascii=False) + "\n")
     return result
+
+
+def _trained(
+    kind: str, unets: list[TrainedUNet], real: list[TrainedUNet], generators: dict[str, SynthesisModel]
+) -> dict[str, Any]:
+    """The Dice of the U-Nets that were trained on one kind of images, also as a share of those trained on real ones."""
+    share = statistics.mean(each.dice for each in unets) / max(statistics.mean(each.dice for each in real), 1e-12)
+    return {
+        **spread([each.dice for each in unets]),
+        "of_real": share,
+        "generator_parameters": _parameters(kind, generators),
+    }
 
 
 def judge_tables(result: dict[str, Any]) -> list[tuple[list[str], list[list[str]]]]:
