@@ -175,7 +175,7 @@ def bench(
     ] = None,
 ) -> None:
     """Time routing by every backend, and the whole network against one without capsules. Routing is checked first."""
-    from torchcaps.bench.family import family_of, run_family
+    from torchcaps.bench.family import parse_routings, run_family
     from torchcaps.bench.masks import run_masks
     from torchcaps.bench.run import run_bench
     from torchcaps.train.loop import Interrupted
@@ -186,7 +186,7 @@ def bench(
         run_masks(make_device(device), out=out_, console=out)
     elif routing is not None:
         try:
-            run_family(family_of(routing), make_device(device), epochs=epochs, out=out_, console=out)
+            run_family(parse_routings(routing), make_device(device), epochs=epochs, out=out_, console=out)
         except Interrupted:
             raise typer.Exit(130) from None
     else:
