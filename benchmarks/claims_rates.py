@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from torchcaps.claims.measure import right
+from torchcaps.claims.measure import accuracy_percent
 from torchcaps.claims.plan import NETWORKS, STUDIES, settings_of
 from torchcaps.data import load_data
 from torchcaps.data.datasets.affnist import transform
@@ -108,7 +108,7 @@ def accuracy(job: Job, study: str) -> float:
     assert held is not None
     changed = transform(held, seed=7, copies=1)
     model = load(job.folder, "cuda" if torch.cuda.is_available() else "cpu")
-    return right(model, changed.images.float() / 255, changed.targets)
+    return accuracy_percent(model, changed.images.float() / 255, changed.targets)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from torchcaps.bench import step
-from torchcaps.bench.timing import by_turns
+from torchcaps.bench.timing import median_seconds
 from torchcaps.train.environment import machine
 from torchcaps.train.recipe import load_recipe
 from torchcaps.train.run import start_run
@@ -48,7 +48,7 @@ def main() -> None:
         name = f"CapsNet, {row.what}, batch {row.batch}"
         rows.append((f"{name}: ms, and ms with one Linear for routing", f"{row.capsnet_ms:.1f}, {row.floor_ms:.1f}"))
         rows.append((f"{name}: ratio", f"{row.ratio:.3f}"))
-    imports = by_turns({"torch": importing("torch"), "both": importing("torch, torchcaps")}, CPU, rounds=7)
+    imports = median_seconds({"torch": importing("torch"), "both": importing("torch, torchcaps")}, CPU, rounds=7)
     rows.append(("import torch, torchcaps: times import torch", f"{imports['both'] / imports['torch']:.3f}"))
     runs = [train_digits(seed) for seed in range(arguments.seeds)]
     for seed, summary in enumerate(runs):

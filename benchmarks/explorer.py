@@ -1,11 +1,11 @@
-"""How fast the explorer answers, alone and with many visitors: a real server, a real connection for each of them.
+"""Measure the latency of the explorer's API with one client and with many, over real connections.
 
     .venv/bin/python benchmarks/explorer.py [--seconds 60] [--clients 32]
 
-Prints a table, writes benchmarks/results/explorer.csv, and fails if a request failed or one in twenty took more than a
-second. A visitor asks what a page asks: after each stroke for the answer, while a slider moves for pictures, now and
-then for the routing or for the picture turned, rarely for a sweep or a curve. Latencies count from the moment a request
-was due, so that one that waits for a slow one before it is slow, too.
+Prints a table, writes benchmarks/results/explorer.csv, and fails if a request failed or the 95th percentile is above a
+second. Each client sends the requests of the page: mostly predictions and reconstructions, sometimes routing or a
+transform, rarely a sweep or a curve. Latencies count from the time a request was due, so they include waiting for a
+slow request before it.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from torchcaps.train.environment import machine
 
 RESULTS = Path(__file__).parent / "results" / "explorer.csv"
 RATE = 2.0  # requests a second of each client
-LIMIT = 1000.0  # ms, in which 95% of the crowd's requests are to be answered
-# What a visitor asks, over and over: a curve and a sweep each time a panel is opened, the others while the hand moves.
-SOME = ["predict", "reconstruct", "reconstruct", "predict", "routing", "predict", "reconstruct", "transform"]
+LIMIT = 1000.0  # ms, limit for the 95th percentile with many clients
+# The requests of a client, repeated: a curve and a sweep when a panel is opened, the others while drawing.
+COMMON = ["predict", "reconstruct", "reconstruct", "predict", "routing", "predict", "reconstruct", "transform"]
 VISIT = [
-    *SOME * 3,
-    *SOME[:4],
+    *COMMON * 3,
+    *COMMON[:4],
     "transform, with a curve of 25",
     "predict",
     "reconstruct",
@@ -47,7 +47,7 @@ Row = tuple[str, str]
 
 
 def drawing() -> dict[str, Any]:
-    """A 3 as somebody draws it: white on black, on a canvas of 280×280, sent as a PNG."""
+    """A drawn 3, white on black, on a canvas of 280×280, as a PNG."""
     canvas = Image.new("L", (280, 280))
     pen = ImageDraw.Draw(canvas)
     pen.arc((80, 40, 200, 140), 200, 90, fill=255, width=24)
@@ -58,16 +58,16 @@ def drawing() -> dict[str, Any]:
 
 
 class Server:
-    """`torchcaps serve` as a process of its own, on a port that is free."""
+    """`torchcaps serve` in its own process, on a free port."""
 
     def __enter__(self) -> Server:
         command = [sys.executable, "-m", "torchcaps.cli", "serve", "--port", "0"]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
-        said = self.process.stdout.readline()
-        found = re.search(r"http://([\d.]+):(\d+)", said)
+        line = self.process.stdout.readline()
+        found = re.search(r"http://([\d.]+):(\d+)", line)
         if found is None:
-            raise SystemExit(f"the server did not start: {said}")
+            raise SystemExit(f"the server did not start: {line}")
         self.host, self.port = found[1], int(found[2])
         return self
 
@@ -84,8 +84,8 @@ class Server:
         return int(re.findall(r"VmRSS:\s+(\d+) kB", status)[0]) / 1024
 
 
-def ask(connection: http.client.HTTPConnection, question: tuple[str, bytes]) -> dict[str, Any]:
-    path, body = question
+def send(connection: http.client.HTTPConnection, request: tuple[str, bytes]) -> dict[str, Any]:
+    path, body = request
     connection.request("POST", f"/api/{path}", body, {"Content-Type": "application/json"})
     response = connection.getresponse()
     answer = json.loads(response.read())
@@ -94,16 +94,16 @@ def ask(connection: http.client.HTTPConnection, question: tuple[str, bytes]) -> 
     return answer
 
 
-def questions(server: Server) -> dict[str, tuple[str, bytes]]:
+def request_bodies(server: Server) -> dict[str, tuple[str, bytes]]:
     image = drawing()
-    answer = ask(server.connect(), ("predict", json.dumps({"image": image}).encode()))
+    answer = send(server.connect(), ("predict", json.dumps({"image": image}).encode()))
     if answer["winners"] != [3]:
-        raise SystemExit(f"the drawn 3 was taken for a {answer['winners'][0]}: times of wrong answers mean nothing")
-    told = answer["decoded"][0]
+        raise SystemExit(f"the drawn 3 was classified as {answer['winners'][0]}; nothing was timed")
+    decoded = answer["decoded"][0]
     bodies: dict[str, tuple[str, dict[str, Any]]] = {
         "predict": ("predict", {"image": image}),
-        "reconstruct": ("reconstruct", {"class": told["class"], "pose": told["pose"]}),
-        "reconstruct, with the sweep": ("reconstruct", {"class": 3, "pose": told["pose"], "sweep": True}),
+        "reconstruct": ("reconstruct", {"class": decoded["class"], "pose": decoded["pose"]}),
+        "reconstruct, with the sweep": ("reconstruct", {"class": 3, "pose": decoded["pose"], "sweep": True}),
         "routing": ("routing", {"image": image}),
         "transform": ("transform", {"image": image, "rotate": 30}),
         "transform, with a curve of 25": ("transform", {"image": image, "along": "rotate"}),
@@ -111,26 +111,27 @@ def questions(server: Server) -> dict[str, tuple[str, bytes]]:
     return {name: (path, json.dumps(body).encode()) for name, (path, body) in bodies.items()}
 
 
-def alone(server: Server, asked: dict[str, tuple[str, bytes]], rounds: int = 40) -> list[Row]:
+def one_client(server: Server, requests: dict[str, tuple[str, bytes]], rounds: int = 40) -> list[Row]:
     rows = []
     connection = server.connect()
-    for name, question in asked.items():
+    for name, request in requests.items():
         times = []
         for _ in range(rounds):
             start = time.perf_counter()
-            ask(connection, question)
+            send(connection, request)
             times.append(1000 * (time.perf_counter() - start))
         rows.append((f"{name}: ms, median of {rounds}", f"{statistics.median(times):.1f}"))
         rows.append((f"{name}: ms, 95% are faster than", f"{percentile(times, 0.95):.1f}"))
     return rows
 
 
-def crowd(
-    server: Server, asked: dict[str, tuple[str, bytes]], clients: int, seconds: float
+def many_clients(
+    server: Server, requests: dict[str, tuple[str, bytes]], clients: int, seconds: float
 ) -> tuple[list[Row], list[float], list[str]]:
-    """Every client has its own clock and place in the visit; they start spread over one period.
+    """Run many clients concurrently; each starts at its own position in VISIT.
 
-    returns  rows of the table, the times in ms, what failed
+    Returns:
+        The rows of the table, the latencies in ms, and the failures.
     """
     times: list[float] = []
     failures: list[str] = []
@@ -138,11 +139,11 @@ def crowd(
 
     def client(number: int) -> None:
         connection = server.connect()
-        for turn in range(int(seconds * RATE)):
-            due = start + (turn + number / clients) / RATE
+        for step in range(int(seconds * RATE)):
+            due = start + (step + number / clients) / RATE
             time.sleep(max(0.0, due - time.perf_counter()))
             try:
-                ask(connection, asked[VISIT[(turn + number) % len(VISIT)]])
+                send(connection, requests[VISIT[(step + number) % len(VISIT)]])
             except Exception as error:
                 failures.append(repr(error))
                 connection = server.connect()
@@ -180,10 +181,10 @@ def main() -> None:
     arguments = parser.parse_args()
     rows: list[Row] = [("machine", machine(torch.device("cpu")))]
     with Server() as server:
-        asked = questions(server)
-        rows += alone(server, asked)
-        told, times, failures = crowd(server, asked, arguments.clients, arguments.seconds)
-    rows += told
+        requests = request_bodies(server)
+        rows += one_client(server, requests)
+        crowd_rows, times, failures = many_clients(server, requests, arguments.clients, arguments.seconds)
+    rows += crowd_rows
     for name, value in rows:
         print(f"{name:<75} {value}")
     with RESULTS.open("w", newline="", encoding="utf-8") as file:

@@ -1,10 +1,9 @@
-"""How fast the explorer's page is in a browser: from stroke to bars, from slider to picture, to the first paint.
+"""Measure the explorer's page in a browser: stroke to updated bars, slider to image, first paint and page size.
 
     .venv/bin/python benchmarks/explorer_page.py
 
 Starts a server and a Chromium on this machine, prints a table, writes benchmarks/results/explorer-page.csv, and fails
-where a median is above its limit. Times are taken inside the page, from the event of the hand to the last change of
-what it sees.
+if a median is above its limit. Times are measured inside the page, from the input event to the last change of the page.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from driver import THREE, browsing, draw, serving  # noqa: E402
 RESULTS = ROOT / "benchmarks" / "results" / "explorer-page.csv"
 STROKES, MOVES, LOADS = 40, 60, 10
 
-# Answers to earlier parts of a stroke may still come in after it, so the last change counts.
+# Responses to earlier parts of a stroke may arrive after it, so the last change counts.
 STROKE = """() => { window.begun = window.ended = null;
   addEventListener("pointerup", (event) => { window.begun = event.timeStamp; }, true);
   new MutationObserver(() => { window.ended = performance.now(); })
@@ -43,7 +42,7 @@ SLIDER = """() => { window.begun = window.ended = null;
 PAINT = """() => new Promise((resolve) => new PerformanceObserver((list) => resolve(list.getEntries()
   .find((entry) => entry.name === "first-contentful-paint").startTime)).observe({ type: "paint", buffered: true }))"""
 
-# Playwright's own way to wait compiles a string inside the page, which the page's policy forbids.
+# Playwright's wait_for_function compiles a string in the page, which the content security policy forbids.
 UNTIL = "() => new Promise((resolve) => { const look = () => ((%s) ? resolve() : setTimeout(look, 5)); look(); })"
 
 
@@ -71,7 +70,7 @@ def main() -> None:
 
 
 def loads(browser: Any, address: str) -> tuple[list[float], float]:
-    """Each in a context of its own, so that nothing is in a cache."""
+    """Load the page several times, each in a new context without a cache."""
     paints, weight = [], 0.0
     for _ in range(LOADS):
         context = browser.new_context(viewport={"width": 1200, "height": 900})
@@ -119,7 +118,7 @@ def open_page(browser: Any, address: str, picture: str, panel: str) -> Any:
 
 
 def settled(page: Any) -> None:
-    """Until nothing has changed for a while that is long beside an answer."""
+    """Wait until nothing has changed for much longer than a response takes."""
     page.evaluate(UNTIL % "performance.now() - Math.max(begun ?? 0, ended ?? 0) > 400")
 
 

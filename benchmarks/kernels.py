@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from torchcaps.bench.step import Floor, _training
-from torchcaps.bench.timing import recorded
+from torchcaps.bench.step import Floor, training_step
+from torchcaps.bench.timing import cuda_graph
 from torchcaps.models import CapsNet
 from torchcaps.train.cudagraph import tuned
 
@@ -75,7 +75,7 @@ def kind_of(kernel: str) -> str:
 
 def time_kernels(model: torch.nn.Module, images: torch.Tensor, targets: torch.Tensor) -> dict[str, tuple[float, float]]:
     """Microseconds and calls of each kernel in a recorded step."""
-    step = recorded(_training(model, images, targets))
+    step = cuda_graph(training_step(model, images, targets))
     step()
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:

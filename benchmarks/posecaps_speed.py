@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from torchcaps.bench.timing import Call, by_turns, recorded
+from torchcaps.bench.timing import Call, cuda_graph, median_seconds
 from torchcaps.data import Dataset
 from torchcaps.losses import combine
 from torchcaps.models import ImageModel, create_model
@@ -102,8 +102,8 @@ def measure(
         start = time.perf_counter()
         call()
         seconds_first[name] = round(time.perf_counter() - start, 1)
-        calls[name] = recorded(call) if device.type == "cuda" else call
-    ms = {name: 1e3 * seconds for name, seconds in by_turns(calls, device, rounds).items()}
+        calls[name] = cuda_graph(call) if device.type == "cuda" else call
+    ms = {name: 1e3 * seconds for name, seconds in median_seconds(calls, device, rounds).items()}
     about = {"what": what, "batch": batch, "side": side, "compiled": compiled}
     return [
         {**about, "network": name, "ms": round(ms[name], 4), "ratio": round(ms[name] / ms[AGAINST], 2),

@@ -1,4 +1,4 @@
-"""Take the pictures of the explorer that the README and docs/explorer.md show: a real server, a real Chromium.
+"""Take the screenshots of the explorer for the README and docs/explorer.md, with a real server and Chromium.
 
 .venv/bin/python docs/make_screenshots.py
 """
@@ -29,7 +29,7 @@ def main() -> None:
 
 
 def take_all(browser: Any, address: str, folder: Path) -> None:
-    """Every picture of the network that is served by default, as explorer-….png in a folder."""
+    """Take all screenshots of the default model, as explorer-….png in a folder."""
     shoot = partial(take, browser, address, folder)
     shoot("draw", "draw", three, **DESKTOP)
     shoot("pose", "pose", sweep, **DESKTOP)
@@ -40,7 +40,7 @@ def take_all(browser: Any, address: str, folder: Path) -> None:
 
 
 def take_poses(browser: Any, address: str, folder: Path) -> None:
-    """Every picture of a network that reads poses."""
+    """Take all screenshots of a model that predicts placements."""
     shoot = partial(take, browser, address, folder)
     shoot("placement", "draw", slanted, **DESKTOP)
     shoot("sliders", "pose", turned, **DESKTOP)
@@ -58,7 +58,7 @@ def take(
     whole: bool = True,
     **settings: Any,
 ) -> None:
-    """Take one picture of a panel, after `prepare` has done something on the page."""
+    """Take one screenshot of a panel, after `prepare` has changed the page."""
     context = browser.new_context(reduced_motion="reduce", **settings)
     page = context.new_page()
     page.goto(f"{address}#{panel}")

@@ -1,4 +1,4 @@
-"""The benchmark: nothing wrong is timed, every row is complete. No timing is asserted."""
+"""The default benchmark: wrong results are not timed, every row is complete. No run time is asserted."""
 
 import csv
 
@@ -8,7 +8,7 @@ from rich.console import Console
 
 from torchcaps.bench import routing, run, step
 from torchcaps.bench.plot import figure_scaling
-from torchcaps.bench.timing import by_turns
+from torchcaps.bench.timing import median_seconds
 from torchcaps.train.environment import machine
 
 CPU = torch.device("cpu")
@@ -28,11 +28,11 @@ def test_every_backend_is_measured_and_checked():
 def test_a_wrong_routing_is_not_timed(monkeypatch, factor):
     right = routing._routing("chunked")
     monkeypatch.setattr(routing, "_routing", lambda backend: lambda *args: right(*args) * factor)
-    with pytest.raises(AssertionError, match="chunked is wrong by .* nothing is timed"):
+    with pytest.raises(AssertionError, match="chunked is wrong by .* nothing was timed"):
         routing.measure(TINY, ["chunked"], CPU, rounds=1)
 
 
-def test_a_workload_too_large_for_votes_is_checked_too(monkeypatch):
+def test_a_workload_too_large_for_its_votes_is_checked_too(monkeypatch):
     monkeypatch.setattr(routing, "_fits", lambda workload: False)
     rows = routing.measure(TINY, ["reference", "chunked"], CPU, rounds=1)
     assert [row.backend for row in rows] == ["chunked"]
@@ -75,9 +75,9 @@ def test_run_prints_and_writes(tmp_path, monkeypatch):
     assert all(row["machine"] == machine(CPU) for row in rows)
 
 
-def test_turns_are_taken():
+def test_calls_alternate():
     calls = []
-    by_turns({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, CPU, rounds=2)
+    median_seconds({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, CPU, rounds=2)
     assert calls == ["a", "a", "b", "b", "a", "b", "a", "b"]
 
 
@@ -85,12 +85,12 @@ def test_training_step_of_the_benchmark_trains():
     model = step.Floor(image_shape=(1, 14, 14), channels=4, kernel=5, types=2, primary_kernel=5, hidden=(8,))
     images, targets = torch.rand(4, 1, 14, 14), torch.arange(4)
     before = model.linear.weight.clone()
-    step.training(model, images, targets)()
+    step.training_step(model, images, targets)()
     assert not torch.equal(before, model.linear.weight)
     step._inference(model, images, targets)()
 
 
-def test_scaling_is_drawn(tmp_path, monkeypatch):
+def test_scaling_is_plotted(tmp_path, monkeypatch):
     monkeypatch.setattr(routing, "Workload", lambda **changes: TINY)
     monkeypatch.setattr(routing, "SMALL_AXES", {"B": [1, 4], "J": [2, 3]})
     monkeypatch.setattr(step, "measure", lambda device, batch: [])

@@ -1,4 +1,4 @@
-"""The family of routings: a row for each, nothing wrong is timed, errors are those of runs. No timing is asserted."""
+"""Benchmark of all routings: a row for each, wrong results are not timed. No run time is asserted."""
 
 import csv
 import json
@@ -36,7 +36,7 @@ DIGITS = (
 
 @pytest.fixture
 def small(monkeypatch):
-    """Sizes that take no time, and digits to train on."""
+    """Sizes that run fast, and digits to train on."""
     monkeypatch.setattr(family, "LAYER", Workload(B=3, I=9, K=4, J=2, D=4, R=2))
     monkeypatch.setattr(family, "NETWORKS", {"efficient_capsnet": 2})
     monkeypatch.setattr(family, "SETTINGS", (*family.SETTINGS, *DIGITS))
@@ -62,7 +62,7 @@ def command(monkeypatch, *arguments):
 
 def test_every_routing_has_a_row(small, tmp_path):
     console = Console(record=True, width=80)
-    rows = compare(family.family_of("all"), out=tmp_path / "rows.csv", console=console)
+    rows = compare(family.parse_routings("all"), out=tmp_path / "rows.csv", console=console)
     routings = [row for row in rows if row["what"] == "routing"]
     assert [row["name"] for row in routings] == list(ROUTINGS)
     weights = 9 * 2 * 4 * 4
@@ -105,7 +105,7 @@ def test_error_is_that_of_a_run_that_is_not_kept(small, monkeypatch):
     assert second | {"model": first["model"]} == first  # they differ in the routing alone
 
 
-def test_the_layer_that_is_timed_is_that_of_the_network_that_is_trained():
+def test_the_timed_layer_is_the_trained_networks():
     recipe = family._recipe("em", 7)
     assert (recipe.name, recipe.data.source, recipe.train.epochs, recipe.train.seed) == ("mnist-paper", "mnist", 7, 0)
     data = sources.load_data("digits", image_size=28).train
@@ -131,7 +131,7 @@ def test_a_wrong_routing_is_not_timed(small, monkeypatch, factor):
 
     monkeypatch.setitem(ROUTINGS, "wrong", Routing(wrong))
     monkeypatch.setattr(family, "device_seconds", lambda *arguments: pytest.fail("something was timed"))
-    with pytest.raises(AssertionError, match="wrong is wrong by .* nothing is timed"):
+    with pytest.raises(AssertionError, match="wrong is wrong by .* nothing was timed"):
         compare(["dynamic", "wrong"])
 
 
@@ -142,7 +142,7 @@ def test_a_wrong_routing_is_not_timed(small, monkeypatch, factor):
         (["--routing", "em,"], "choose one of: all, dynamic, em,"),
         (["--routing", "all", "--scaling"], "--scaling, --routing and --masks do not go together"),
         (["--routing", "all", "--epochs", "-1"], "epochs"),
-        (["--routing", "all", "--epochs", "0", "--out", "rows.png"], "give a name in .csv"),
+        (["--routing", "all", "--epochs", "0", "--out", "rows.png"], "name a .csv file"),
         (["--routing", "all", "--epochs", "0", "--out", "nowhere/rows.csv"], "nowhere/rows.csv: it cannot be written"),
     ],
 )
@@ -153,7 +153,7 @@ def test_mistakes_exit_with_2(nothing_is_timed, monkeypatch, tmp_path, capsys, a
     assert list(tmp_path.iterdir()) == []
 
 
-def test_missing_data_is_found_out_first(nothing_is_timed, monkeypatch, tmp_path, capsys):
+def test_missing_data_is_reported_first(nothing_is_timed, monkeypatch, tmp_path, capsys):
     def offline(remote, folder):
         raise UserError(f"cannot download {remote.name}")
 
@@ -164,10 +164,10 @@ def test_missing_data_is_found_out_first(nothing_is_timed, monkeypatch, tmp_path
 
 
 def test_names_are_taken_once_in_the_order_given():
-    assert family.family_of("uniform, em,uniform") == ["uniform", "em"]
+    assert family.parse_routings("uniform, em,uniform") == ["uniform", "em"]
 
 
-def drawn(**error):
+def plotted(**error):
     rows = [
         {"what": "routing", "name": name, "B": "128", "machine": "a GPU", "both_ms": str(ms), "test_error": "", **error}
         for name, ms in {"dynamic": 0.5, "uniform": 0.3, "em": 1.5}.items()
@@ -175,15 +175,15 @@ def drawn(**error):
     return figure_family([*rows, {"what": "training step", "name": "capsnet"}])
 
 
-def test_every_routing_is_drawn_by_its_name_the_quickest_first():
-    (times,) = drawn().axes
+def test_routings_are_plotted_fastest_first():
+    (times,) = plotted().axes
     assert [label.get_text() for label in times.get_yticklabels()] == ["uniform", "dynamic", "em"]
     assert times.yaxis_inverted()
     assert [text.get_text() for text in times.texts] == ["0.30", "0.50", "1.50"]
 
 
-def test_errors_are_drawn_with_their_standard_error():
-    errors = drawn(test_error="0.64", test_n="10000", epochs="10").axes[1]
+def test_errors_are_plotted_with_their_standard_error():
+    errors = plotted(test_error="0.64", test_n="10000", epochs="10").axes[1]
     assert "after 10 epochs" in errors.get_xlabel()
     assert [text.get_text() for text in errors.texts] == ["0.64"] * 3
     low, high = errors.lines[-1].get_xdata()

@@ -1,4 +1,4 @@
-"""`torchcaps bench --masks`: what is measured of models that find masks."""
+"""`torchcaps bench --masks`: run time and memory of segmentation models."""
 
 import csv
 
@@ -14,8 +14,8 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
-    """Sizes that take no time."""
-    monkeypatch.setattr(masks, "STEPS_ON_CPU", ((16, 2),))
+    """Sizes that run fast."""
+    monkeypatch.setattr(masks, "TRAINING_SIZES_ON_CPU", ((16, 2),))
     made = masks.create_model
     options = {"segcaps": {"channels": 4, "width": 0.25}, "unet": {"channels": 2}}
     monkeypatch.setattr(masks, "create_model", lambda name, **given: made(name, **given, **options[name]))
@@ -29,13 +29,13 @@ def test_steps_of_every_model_are_timed_and_written(tmp_path):
     assert all(float(row["ms"]) > 0 for row in rows)
 
 
-def test_tiles_are_compared_with_one_look():
+def test_tiles_are_compared_with_a_prediction_without_tiles():
     row = masks.measure_tiles("segcaps", CPU, 24, 16, rounds=1)
     assert row.ms > 0
     assert row.difference < 1e-6
 
 
-def test_a_wrong_answer_by_tiles_shows(monkeypatch):
+def test_a_wrong_prediction_by_tiles_shows(monkeypatch):
     right = masks.predict_map
     monkeypatch.setattr(masks, "predict_map", lambda *given: right(*given) + 0.25)
     assert masks.measure_tiles("segcaps", CPU, 24, 16, rounds=1).difference == pytest.approx(0.25, abs=1e-5)

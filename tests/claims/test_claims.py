@@ -1,4 +1,4 @@
-"""The comparison behind docs/claims.md, on a few embedded digits instead of MNIST."""
+"""The comparison in docs/claims.md, on a few embedded digits instead of MNIST."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ model: {name: posecaps_small, width: 4, types: 2, class_dim: 4}
 train: {epochs: 1, batch_size: 20}
 """
 TINY_CNN = ("model={name: strong_cnn, width: 4}",)
-AVERAGED = ("model={name: strong_cnn, parameters: 9, lattice_use: test, turn: 15}",)  # the weights decide the size
+AVERAGED = ("model={name: strong_cnn, parameters: 9, lattice_use: test, turn: 15}",)  # the weights determine the size
 
 
 def few_digits() -> measure.Digits:
@@ -35,13 +35,13 @@ def few_digits() -> measure.Digits:
     return measure.Digits(small, framed, framed, targets, framed, targets)
 
 
-def turned(images):
-    """Images, turned by -15, 0 and 15 degrees."""
+def rotated(images):
+    """Images rotated by -15, 0 and 15 degrees."""
     return [images if degrees == 0 else perturb.rotate(images, degrees) for degrees in (-15, 0, 15)]
 
 
 def train_here(jobs, device, side_by_side, console, after_each, describe):
-    """As `run_jobs`, without a process for each job."""
+    """Like `run_jobs`, but in this process."""
     for job in jobs:
         if not job.done:
             start_run(job.recipe, out=job.folder, device="cpu")
@@ -57,7 +57,7 @@ def tiny_plan(tmp_path, monkeypatch):
     recipe.write_text(RECIPE)
     networks = {
         "posecaps": plan.Network("pose capsules", ()),
-        "strong_cnn": plan.Network("CNN", TINY_CNN, rival=True),
+        "strong_cnn": plan.Network("CNN", TINY_CNN, baseline=True),
         "averaged": plan.Network("averaged", AVERAGED, weights_of="strong_cnn"),
         "capsnet": plan.Network("classic CapsNet", ()),
     }
@@ -73,7 +73,7 @@ def tiny_plan(tmp_path, monkeypatch):
     monkeypatch.setattr(page, "COLUMNS", asked)
     monkeypatch.setattr(run, "COLUMNS", asked)
     monkeypatch.setattr(run, "run_jobs", train_here)
-    monkeypatch.setattr(page, "RIVALS", ("strong_cnn",))
+    monkeypatch.setattr(page, "BASELINES", ("strong_cnn",))
     monkeypatch.setattr(run, "read_digits", few_digits)
     monkeypatch.setattr(run, "SUITES", {"affine": run.SUITES["affine"]})
     return tmp_path
@@ -86,7 +86,7 @@ def test_claims_are_trained_measured_and_written_once(tiny_plan):
     assert list(first["networks"]) == ["strong_cnn"]
     answer = CliRunner().invoke(app, asked)
     assert answer.exit_code == 0, answer.output
-    assert answer.output.count("test images right") == 3  # five runs, two of them done before
+    assert answer.output.count("test images correct") == 3  # five runs, two of them done before
     table = json.loads((tiny_plan / "claims" / "affine.json").read_text())
     assert table["networks"]["strong_cnn"] == first["networks"]["strong_cnn"]
     assert len(table["networks"]["posecaps"]["values"]["turned 45"]) == 2
@@ -99,7 +99,7 @@ def test_claims_are_trained_measured_and_written_once(tiny_plan):
     trained = run.load(job.folder)
     assert torch.equal(model.stem[0].weight, trained.stem[0].weight)
     view = F.pad(trained.normalise(few_digits().centred), (4,) * 4)  # of the identity
-    expected = torch.stack([model.head(model.stem(each).mean((-2, -1))).softmax(-1) for each in turned(view)]).mean(0)
+    expected = torch.stack([model.head(model.stem(each).mean((-2, -1))).softmax(-1) for each in rotated(view)]).mean(0)
     torch.testing.assert_close(model(few_digits().centred).lengths, expected, atol=1e-4, rtol=0)
     written = (tiny_plan / "claims.md").read_text()
     cells = next(line for line in written.splitlines() if "turned by ±45°" in line).split("|")
@@ -116,24 +116,24 @@ def test_claims_are_trained_measured_and_written_once(tiny_plan):
     ("words", "message"),
     [
         (["claims", "afine"], "affine"),
-        (["claims", "--network", "resnet"], "no 'resnet'"),
+        (["claims", "--network", "resnet"], "unknown network 'resnet'"),
         (["claims", "--seeds", "3"], "omit --seeds"),
         (["mnist", "--network", "capsnet"], "reproduce claims"),
     ],
 )
-def test_what_cannot_be_asked_is_refused(tmp_path, words, message):
+def test_invalid_arguments_are_rejected(tmp_path, words, message):
     answer = CliRunner().invoke(app, ["reproduce", *words, "--out", str(tmp_path / "out"), "--runs", str(tmp_path)])
     assert isinstance(answer.exception, UserError) or answer.exit_code == 2
     assert message in str(answer.exception) + answer.output
     assert not (tmp_path / "out").exists()
 
 
-def test_every_network_of_the_plan_can_be_made_and_equal_ones_are_equal():
+def test_every_network_can_be_created_and_baselines_have_equal_size():
     for (study, name), group in plan.jobs(["affine", "few-10"], [], plan.Path("nowhere")).items():
         assert len(group) == plan.STUDIES[study].runs
         recipe, side = group[0].recipe, 40 if study == "affine" else 28
         model = create_model(recipe.model.name, image_shape=(1, side, side), num_classes=10, **recipe.model.options)
-        if plan.NETWORKS[name].rival:
+        if plan.NETWORKS[name].baseline:
             assert model.parameter_count() == pytest.approx(plan.PARAMETERS, rel=0.01)
     flagship = create_model("posecaps", decoder="none")
     assert flagship.parameter_count() == plan.PARAMETERS
@@ -146,7 +146,7 @@ def test_draws_of_few_images_are_the_same_for_all_networks():
     assert [data.split_seed for data, _ in drawn["posecaps"]] == [0, 1, 2, 3, 4]
 
 
-def test_the_best_rate_of_the_search_is_taken(tmp_path, monkeypatch):
+def test_the_best_learning_rate_of_the_search_is_used(tmp_path, monkeypatch):
     folder = tmp_path / "claims"
     folder.mkdir()
     lines = [
@@ -164,7 +164,7 @@ def test_the_best_rate_of_the_search_is_taken(tmp_path, monkeypatch):
     assert plan.learning_rate("affine", "strong_cnn") is None
 
 
-def test_a_paired_comparison_takes_out_what_draws_have_in_common():
+def test_a_paired_comparison_removes_the_variance_between_draws():
     own, other = [40.0, 30.0, 50.0], [42.0, 32.5, 51.5]
     ahead, error = page.compare(own, other, lower=True, paired=True)
     assert ahead == pytest.approx(2.0)
@@ -186,7 +186,7 @@ def test_the_verdict_needs_two_standard_errors(other, word):
     assert page.verdict(result([98.5, 98.7], other), row).startswith(word)
 
 
-def test_of_several_scores_a_cnn_gets_its_best_and_pose_capsules_their_own():
+def test_a_cnn_uses_its_best_score_and_pose_capsules_their_own():
     values = {"letters told by max length": [0.9], "letters told by familiarity": [0.8]}
     studies = {"affine": {"networks": {name: {"values": values} for name in ("posecaps", "strong_cnn")}}}
     row = page.Row("", "", "affine", "letters told by")
@@ -194,8 +194,8 @@ def test_of_several_scores_a_cnn_gets_its_best_and_pose_capsules_their_own():
     assert page.values(studies, row, "posecaps") == [0.8]
 
 
-def test_accuracies_name_every_change_and_see_it():
-    """A model that only knows the brightest pixel's column is right as long as nothing moves it."""
+def test_accuracies_apply_every_change():
+    """A model that classifies by the brightest pixel's column is correct until the image is moved."""
 
     class ByColumn(torch.nn.Module):
         device = torch.device("cpu")
@@ -217,7 +217,7 @@ def test_accuracies_name_every_change_and_see_it():
     assert found["turned 45"] < 100
 
 
-def test_quarter_turns_are_followed_exactly_and_others_nearly():
+def test_quarter_turns_are_exactly_equivariant_and_others_nearly():
     torch.manual_seed(0)
     options = {"width": 4, "types": 2, "turn": 90, "decoder": "none", "denoise": False}
     digits = few_digits()
@@ -225,7 +225,7 @@ def test_quarter_turns_are_followed_exactly_and_others_nearly():
     for step in (90, 45):
         model = create_model("posecaps", image_shape=(1, 40, 40), turn_step=step, **options).double()
         with torch.no_grad():
-            for _ in range(30):  # batch normalisation finds its statistics, so that lengths depend on what is seen
+            for _ in range(30):  # for the statistics of batch normalisation, so that lengths depend on the image
                 model.train()(digits.centred.double())
         found = measure.equivariance_error(model, digits.centred.double(), digits.targets)
         errors[step] = found["equivariance error"]

@@ -1,4 +1,4 @@
-"""What the tests send, and how they read what comes back."""
+"""Request images, and how to decode the images in responses."""
 
 import base64
 import io
@@ -9,14 +9,14 @@ from PIL import Image
 
 
 def pixels_of(data_url):
-    """(H, W) or (H, W, 3) from 0 to 255."""
+    """Decode to (H, W) or (H, W, 3), from 0 to 255."""
     head, _, body = data_url.partition(",")
     assert head == "data:image/png;base64"
     return np.asarray(Image.open(io.BytesIO(base64.b64decode(body)))).astype(int)
 
 
 def as_file(pixels, kind="png", **options):
-    """uint8 pixels, or a picture of Pillow's, as the base64 of a file."""
+    """Encode uint8 pixels or a Pillow image as a file in base64."""
     picture = pixels if isinstance(pixels, Image.Image) else Image.fromarray(pixels)
     buffer = io.BytesIO()
     picture.save(buffer, kind, **options)

@@ -1,4 +1,4 @@
-"""A small untrained explorer: what it answers means nothing, but must be what its networks answer."""
+"""An explorer with small untrained models: its predictions are meaningless but must match the models' own."""
 
 import pytest
 import torch
@@ -20,9 +20,9 @@ def served_models():
     )
     pairs.classes.bias.data.normal_(0, 0.1)
     for model in (main, pairs):
-        model.classes.weight.data.mul_(30)  # votes loud enough for routing to decide something
+        model.classes.weight.data.mul_(30)  # long votes, so that routing has an effect
     poses = create_model("posecaps_small", width=4, types=4, hidden=16, shears=(-0.2, 0.0, 0.2)).eval()
-    poses.offset.weight.data.normal_(0, 3)  # so that views differ in the pose that they read
+    poses.offset.weight.data.normal_(0, 3)  # so that the predicted pose differs between views
     return [
         ServedModel("capsules", main),
         ServedModel("pairs", pairs, "overlap"),

@@ -1,4 +1,4 @@
-"""A real server and plain sockets: clients that say nothing, half of something, or far too much."""
+"""A real server and plain sockets: clients that send nothing, half a request, or far too much."""
 
 import json
 import socket
@@ -17,7 +17,7 @@ from torchcaps.serve.run import settings
 
 @pytest.fixture
 def connect(explorer):
-    """connect() → a socket to a server of this process."""
+    """connect() → a socket to a server in this process."""
     with listening_for(explorer) as (_, connected):
         yield connected
 
@@ -41,54 +41,54 @@ def listening_for(explorer):
             thread.join(20)
 
 
-def everything(client):
-    told = b""
+def receive_all(client):
+    received = b""
     while more := client.recv(1 << 16):
-        told += more
-    return told
+        received += more
+    return received
 
 
-@pytest.mark.parametrize("said", [b"", b"GET /healthz HT", b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX-Slow: "])
-def test_who_asks_nothing_is_not_waited_for(connect, monkeypatch, said):
-    monkeypatch.setattr(connections, "SILENT_SECONDS", 1.0)
+@pytest.mark.parametrize("sent", [b"", b"GET /healthz HT", b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX-Slow: "])
+def test_an_idle_connection_is_closed(connect, monkeypatch, sent):
+    monkeypatch.setattr(connections, "MAX_IDLE_SECONDS", 1.0)
     with connect() as client:
-        client.sendall(said)
-        assert everything(client) == b""
+        client.sendall(sent)
+        assert receive_all(client) == b""
 
 
-def test_a_connection_lasts_while_it_is_used(connect, monkeypatch):
-    monkeypatch.setattr(connections, "SILENT_SECONDS", 3.0)
-    question = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+def test_a_connection_in_use_stays_open(connect, monkeypatch):
+    monkeypatch.setattr(connections, "MAX_IDLE_SECONDS", 3.0)
+    request = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with connect() as client:
         for _ in range(4):
-            client.sendall(question)
+            client.sendall(request)
             time.sleep(1.0)
-        client.sendall(question + b"GET /heal")  # and the next one only begun
-        assert everything(client).count(b"HTTP/1.1 200") == 5
+        client.sendall(request + b"GET /heal")  # and an incomplete one
+        assert receive_all(client).count(b"HTTP/1.1 200") == 5
 
 
 @pytest.mark.parametrize("megabytes", [3, 8, 12])
-def test_who_sends_far_too_much_is_told_so(connect, megabytes):
+def test_a_client_that_sends_too_much_gets_413(connect, megabytes):
     declared = f"Host: localhost\r\nContent-Type: application/json\r\nContent-Length: {megabytes << 20}"
     with connect() as client:
         client.sendall(f"POST /api/predict HTTP/1.1\r\n{declared}\r\n\r\n".encode())
-        client.sendall(bytes(megabytes << 20))  # all of it before anything is read
-        start, _, body = everything(client).partition(b"\r\n\r\n")
+        client.sendall(bytes(megabytes << 20))  # all of it before reading the response
+        start, _, body = receive_all(client).partition(b"\r\n\r\n")
     assert start.startswith(b"HTTP/1.1 413")
     assert json.loads(body) == {"detail": "the body is larger than 2 MiB"}
 
 
-def test_who_hangs_up_before_the_turn_comes_is_not_thought_about():
+def test_a_request_whose_client_disconnected_is_dropped():
     class Slow:
         def __init__(self):
-            self.asked, self.release = [], threading.Event()
+            self.handled, self.release = [], threading.Event()
 
-        def predict(self, question):
-            self.asked.append(question.top)
+        def predict(self, request):
+            self.handled.append(request.top)
             self.release.wait(10)
             raise UserError("enough")
 
-    def question(top):
+    def request(top):
         body = json.dumps({"image": {"png": ""}, "top": top})
         declared = (
             f"Host: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\nConnection: close"
@@ -103,16 +103,16 @@ def test_who_hangs_up_before_the_turn_comes_is_not_thought_about():
     with listening_for(slow) as (server, connect), ExitStack() as stack:
         clients = [stack.enter_context(connect()) for _ in range(4)]
         for client in clients:
-            client.sendall(question(1))
-        while len(slow.asked) < 4:  # one for each thread
+            client.sendall(request(1))
+        while len(slow.handled) < 4:  # one for each thread
             time.sleep(0.01)
         with connect() as leaving, connect() as last:
             wait_for(6)
-            leaving.sendall(question(2))
+            leaving.sendall(request(2))
             leaving.close()
             wait_for(5)
-            last.sendall(question(3))
+            last.sendall(request(3))
             slow.release.set()
             for client in (*clients, last):
-                assert b"enough" in everything(client)
-    assert slow.asked == [1, 1, 1, 1, 3]
+                assert b"enough" in receive_all(client)
+    assert slow.handled == [1, 1, 1, 1, 3]

@@ -1,4 +1,4 @@
-"""Whatever is sent, the answer is a sentence and a code of 4xx, soon, and the server goes on."""
+"""Hostile requests get a quick 4xx response with a one-sentence message, and the server keeps running."""
 
 import base64
 import io
@@ -25,15 +25,15 @@ def send(client, path, body, headers=JSON):
     return response
 
 
-def refused(response, *statuses):
+def rejected(response, *statuses):
     assert response.status_code in statuses, response.text[:300]
-    told = response.json()
-    assert set(told) == {"detail"}
-    assert 0 < len(told["detail"]) < 250
-    assert told["detail"].isprintable()
+    body = response.json()
+    assert set(body) == {"detail"}
+    assert 0 < len(body["detail"]) < 250
+    assert body["detail"].isprintable()
     assert "Traceback" not in response.text
     assert "site-packages" not in response.text
-    return told["detail"]
+    return body["detail"]
 
 
 def text_of(data):
@@ -45,7 +45,7 @@ def chunk(kind, data):
 
 
 def bomb(side):
-    """A PNG of side × side pixels that is a few kilobytes long."""
+    """A PNG of side × side pixels in a few kilobytes."""
     header = struct.pack(">IIBBBBB", side, side, 8, 0, 0, 0, 0)
     deflate = zlib.compressobj(9)
     lines = b"".join(deflate.compress(bytes(side + 1)) for _ in range(min(side, 3000))) + deflate.flush()
@@ -72,7 +72,7 @@ FILES = {
     "zip behind the first bytes of a jpeg": b"\xff\xd8\xff\xe0" + archive(),
     "gif that calls itself webp": b"RIFF\x00\x00\x00\x00WEBP" + GIF,
     "png of no pixels": b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", 0, 0, 8, 0, 0, 0, 0)),
-    "png of four thousand million pixels": bomb(65_535),
+    "png of four billion pixels": bomb(65_535),
     "png of 2049×2049": bomb(2049),
     "png with a text of 64 MiB inside": b"\x89PNG\r\n\x1a\n"
     + chunk(b"IHDR", struct.pack(">IIBBBBB", 9, 9, 8, 0, 0, 0, 0))
@@ -83,13 +83,13 @@ FILES = {
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_files_that_are_no_pictures(client, name):
+def test_files_that_are_not_images(client, name):
     body = json.dumps({"image": {"png": text_of(FILES[name]), "centre": True}})
-    refused(send(client, "/api/predict", body), 422)
+    rejected(send(client, "/api/predict", body), 422)
 
 
-def test_a_picture_with_something_behind_it_is_the_picture(client):
-    """A polyglot: a reader of archives finds one in it. Nothing here looks for one, and nothing is kept."""
+def test_bytes_after_an_image_are_ignored(client):
+    """A polyglot file, which is also a valid zip archive."""
     plain = base64.b64decode(as_file(Image.new("L", (28, 28))))
     answers = [
         send(client, "/api/predict", json.dumps({"image": {"png": text_of(data)}}))
@@ -129,16 +129,16 @@ BODIES = {
 
 
 @pytest.mark.parametrize("name", BODIES)
-def test_bodies_that_are_no_question(client, name):
+def test_invalid_bodies(client, name):
     body, *statuses = BODIES[name]
-    refused(send(client, "/api/predict", body), *statuses)
+    rejected(send(client, "/api/predict", body), *statuses)
 
 
 @pytest.mark.parametrize("path", ["reconstruct", "routing", "transform"])
-def test_no_question_is_read_by_another_parser(client, path):
+def test_every_route_uses_the_strict_parser(client, path):
     for name in ("lists, deep and closed", "NaN", "null", "nothing"):
         body, *statuses = BODIES[name]
-        refused(send(client, f"/api/{path}", body), *statuses)
+        rejected(send(client, f"/api/{path}", body), *statuses)
 
 
 @pytest.mark.parametrize(
@@ -217,12 +217,12 @@ FIELDS = [
 
 
 @pytest.mark.parametrize(("path", "body"), FIELDS, ids=lambda value: str(value)[:60])
-def test_fields_that_do_not_fit(client, path, body):
-    refused(send(client, f"/api/{path}", json.dumps(body)), 422)
+def test_invalid_fields(client, path, body):
+    rejected(send(client, f"/api/{path}", json.dumps(body)), 422)
 
 
-def test_the_same_fields_in_order_are_answered(client):
-    """So that what was refused above was refused for what is wrong with it."""
+def test_the_same_fields_with_valid_values_are_accepted(client):
+    """So the requests above were rejected for their invalid values."""
     for path, body in (
         ("predict", {"image": GOOD, "top": 5, "model": "capsules", "decode": [0] * 5, "iterations": 10}),
         ("reconstruct", {"class": 9, "pose": [10] * 16, "compare": GOOD, "sweep": True}),
@@ -232,25 +232,25 @@ def test_the_same_fields_in_order_are_answered(client):
         assert send(client, f"/api/{path}", json.dumps(body)).status_code == 200
 
 
-def test_a_body_is_counted_while_it_arrives(client):
-    def chunks():  # no length is declared
+def test_the_bytes_of_a_body_are_counted(client):
+    def chunks():  # no Content-Length
         yield from [b" " * (1 << 20)] * 3
 
-    refused(client.post("/api/predict", content=b" " * (3 << 20), headers=JSON), 413)
-    refused(client.post("/api/predict", content=chunks(), headers=JSON), 413)
+    rejected(client.post("/api/predict", content=b" " * (3 << 20), headers=JSON), 413)
+    rejected(client.post("/api/predict", content=chunks(), headers=JSON), 413)
 
 
-def test_a_length_that_lies_is_not_believed(client):
-    refused(send(client, "/api/predict", b"{}", {**JSON, "content-length": "99999999999999999999"}), 413)
-    refused(send(client, "/api/predict", b" " * (3 << 20), {**JSON, "content-length": "2"}), 413)
+def test_a_wrong_content_length_is_handled(client):
+    rejected(send(client, "/api/predict", b"{}", {**JSON, "content-length": "99999999999999999999"}), 413)
+    rejected(send(client, "/api/predict", b" " * (3 << 20), {**JSON, "content-length": "2"}), 413)
 
 
-@pytest.mark.parametrize("declared", ["text/plain", "application/x-www-form-urlencoded", "", "application/jsonp"])
-def test_only_json_is_read(client, declared):
+@pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", "", "application/jsonp"])
+def test_only_json_is_accepted(client, content_type):
     body = json.dumps({"image": GOOD})
-    refused(send(client, "/api/predict", body, {"content-type": declared}), 415)
+    rejected(send(client, "/api/predict", body, {"content-type": content_type}), 415)
     assert send(client, "/api/predict", body, {"content-type": "application/json; charset=utf-8"}).status_code == 200
 
 
-def test_the_server_goes_on(client):
+def test_the_server_still_runs(client):
     assert client.get("/healthz").json()["status"] == "ok"

@@ -1,4 +1,4 @@
-"""Files of every kind become the same picture; what is drawn anywhere on a canvas lands where MNIST has it."""
+"""Files of every format decode to the same image; ink anywhere on a canvas is centred as in MNIST."""
 
 import base64
 
@@ -37,7 +37,7 @@ def test_every_format_and_mode_gives_the_same_grey():
     assert (decoded(as_file(grey, "jpeg", quality=95)) - expected).abs().max() < 0.05
 
 
-def test_what_is_transparent_shows_white_paper():
+def test_transparent_pixels_become_white():
     pixels = np.zeros((4, 4, 4), np.uint8)
     pixels[1, 2, 3] = 255  # one opaque black dot
     seen = pictures.white_on_black(decoded(as_file(pixels)))
@@ -45,7 +45,7 @@ def test_what_is_transparent_shows_white_paper():
     assert seen.sum() == 1
 
 
-def test_photographs_are_turned_upright():
+def test_exif_orientation_is_applied():
     upright = gradient()
     turned = Image.fromarray(np.rot90(upright).copy())  # as a camera held on its side takes it
     turned.getexif()[0x0112] = 6
@@ -80,8 +80,8 @@ def photograph(paper, ink, noise=0.0, shade=0.0):
         (20, 180, 5, 0),
     ],
 )
-def test_of_a_photograph_only_the_ink_is_left(paper, ink, noise, shade):
-    """White on black, whatever the paper and the pen; so are chalk and a board."""
+def test_the_background_of_a_photograph_is_removed(paper, ink, noise, shade):
+    """For any paper and pen, and for chalk on a board."""
     seen = pictures.centre(pictures.ink(pictures.white_on_black(photograph(paper, ink, noise, shade))), 28, 28)
     rows, columns = (seen.sum(axis).nonzero().flatten() for axis in (1, 0))
     assert (int(rows[0]), int(rows[-1])) == (4, 23)
@@ -95,14 +95,14 @@ def test_paper_without_ink_stays_empty():
         assert not pictures.ink(pictures.white_on_black(blank)).any()
 
 
-def test_what_is_black_and_white_already_is_left_as_it_is():
+def test_a_black_and_white_image_is_unchanged():
     drawn = torch.zeros(50, 50)
     drawn[10:40, 20:30] = torch.rand(30, 10)
     drawn[20, 25] = 1
     assert torch.equal(pictures.ink(drawn), drawn)
 
 
-def test_fitting_averages_where_it_shrinks():
+def test_fit_averages_when_it_shrinks():
     board = torch.tensor([[0.0, 1.0], [1.0, 0.0]]).repeat(14, 14)
     small = pictures.fit(board, 7, 7)
     torch.testing.assert_close(small, torch.full((7, 7), 0.5), atol=0.05, rtol=0)
@@ -110,7 +110,7 @@ def test_fitting_averages_where_it_shrinks():
 
 
 @pytest.mark.parametrize(("top", "left", "size"), [(0, 0, 40), (150, 10, 90), (30, 170, 100)])
-def test_ink_anywhere_lands_in_the_middle_of_the_box(top, left, size):
+def test_ink_is_moved_to_the_centre(top, left, size):
     canvas = torch.zeros(280, 280)
     canvas[top : top + size, left : left + size // 2] = 1  # a bar twice as high as wide
     seen = pictures.centre(canvas, 28, 28)
@@ -120,7 +120,7 @@ def test_ink_anywhere_lands_in_the_middle_of_the_box(top, left, size):
     assert seen.sum() == pytest.approx(200, rel=0.05)
 
 
-def test_the_centre_of_mass_is_in_the_middle_as_far_as_there_is_room():
+def test_the_centre_of_mass_is_centred_if_there_is_room():
     canvas = torch.zeros(36, 36)
     canvas[5:25, 5:8] = 1
     canvas[22:25, 5:25] = 1  # an L: its mass is low and left
@@ -136,7 +136,7 @@ def test_an_empty_canvas_stays_empty():
     assert not pictures.centre(torch.full((50, 50), 0.05), 28, 28).any()
 
 
-def test_pictures_survive_the_way_out():
+def test_data_urls_keep_every_pixel():
     grey = torch.from_numpy(gradient() / 255.0)
     assert (pixels_of(pictures.data_url(grey)) == gradient()).all()
     assert (pixels_of(pictures.data_url(grey[None])) == gradient()).all()
@@ -152,7 +152,7 @@ def damaged(kind, cut):
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("", "no PNG"),
         ("%%%", "not base64"),
@@ -168,6 +168,6 @@ def damaged(kind, cut):
         (damaged("webp", 60), "no PNG|damaged"),
     ],
 )
-def test_what_is_no_picture_is_told(text, told):
-    with pytest.raises(UserError, match=told):
+def test_files_that_cannot_be_decoded_are_rejected(text, message):
+    with pytest.raises(UserError, match=message):
         decoded(text)

@@ -1,4 +1,4 @@
-"""Requests made up from the API's own description: each answer is one that the description names, and has its shape."""
+"""Requests generated from the OpenAPI schema: every response has a documented status and matches its schema."""
 
 import pytest
 import schemathesis
@@ -9,8 +9,8 @@ from schemathesis.checks import positive_data_acceptance
 
 from torchcaps.serve.app import create_app
 
-FACTS = ("/healthz", "/api/model")
-QUESTIONS = tuple(f"/api/{name}" for name in ("predict", "reconstruct", "routing", "lattice", "transform"))
+INFO = ("/healthz", "/api/model")
+INFERENCE = tuple(f"/api/{name}" for name in ("predict", "reconstruct", "routing", "lattice", "transform"))
 FEW = settings(max_examples=30, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 
 
@@ -20,7 +20,7 @@ def described(explorer):
 
 
 def try_out(operation, mode, change=lambda body: body, excluded=()):
-    """The codes of the answers to made-up requests, each checked against the description."""
+    """The statuses of the responses to generated requests, each checked against the schema."""
     statuses = set()
 
     @FEW
@@ -34,43 +34,43 @@ def try_out(operation, mode, change=lambda body: body, excluded=()):
     return statuses
 
 
-def sensible(body):
-    """The same with what a schema cannot demand: a picture, a class and a pose that the network has."""
+def fitting(body):
+    """The body with an image, class and pose that fit the model, which a schema cannot require."""
     image = random_pixels()
     known = {"image": image, "compare": image, "class": 3, "decode": [1, 9], "pose": [0.5] * 16, "model": "capsules"}
     part = {"part": {"type": 1, "row": 2, "column": 3}} if body.get("part") else {}
     if body.get("placement"):
-        part |= {"model": "poses", "placement": {**body["placement"], "stretch": 1}}  # its network reads no stretch
+        part |= {"model": "poses", "placement": {**body["placement"], "stretch": 1}}  # which does not predict stretch
     return {**body, **{name: value for name, value in known.items() if body.get(name) is not None}, **part}
 
 
-def sensible_of_poses(body):
-    return {**sensible(body), "model": "poses"}
+def fitting_poses(body):
+    return {**fitting(body), "model": "poses"}
 
 
-@pytest.mark.parametrize("path", FACTS)
-def test_facts(described, path):
+@pytest.mark.parametrize("path", INFO)
+def test_info(described, path):
     assert try_out(described[path]["GET"], GenerationMode.POSITIVE) == {200}
 
 
-@pytest.mark.parametrize("path", QUESTIONS)
-def test_sensible_questions_are_answered(described, path):
-    change = sensible_of_poses if path == "/api/lattice" else sensible
+@pytest.mark.parametrize("path", INFERENCE)
+def test_fitting_requests_succeed(described, path):
+    change = fitting_poses if path == "/api/lattice" else fitting
     assert try_out(described[path]["POST"], GenerationMode.POSITIVE, change) == {200}
 
 
-@pytest.mark.parametrize("path", QUESTIONS)
-def test_questions_that_only_look_sensible_get_an_answer_too(described, path):
+@pytest.mark.parametrize("path", INFERENCE)
+def test_valid_requests_that_do_not_fit_the_model_get_422(described, path):
     found = try_out(described[path]["POST"], GenerationMode.POSITIVE, excluded=[positive_data_acceptance])
     assert 422 in found
     assert found <= {200, 422}
 
 
-@pytest.mark.parametrize("path", QUESTIONS)
-def test_questions_against_the_description_are_refused(described, path):
+@pytest.mark.parametrize("path", INFERENCE)
+def test_invalid_requests_are_rejected(described, path):
     assert try_out(described[path]["POST"], GenerationMode.NEGATIVE) <= {400, 415, 422}
 
 
-def test_nothing_was_left_out(described):
+def test_every_operation_is_tested(described):
     operations = {(each.ok().method.upper(), each.ok().path) for each in described.get_all_operations()}
-    assert operations == {*(("GET", path) for path in FACTS), *(("POST", path) for path in QUESTIONS)}
+    assert operations == {*(("GET", path) for path in INFO), *(("POST", path) for path in INFERENCE)}

@@ -1,4 +1,4 @@
-"""`torchcaps serve` as a user starts it: a real process, its words, its exit code, a real connection."""
+"""`torchcaps serve` as a user runs it: its output, exit code and responses over a real connection."""
 
 import http.client
 import io
@@ -30,7 +30,7 @@ def run(tmp_path_factory):
     return str(save(model, tmp_path_factory.mktemp("models") / "mine"))
 
 
-def refused(*arguments, before="pass"):
+def fails(*arguments, before="pass"):
     words = ["torchcaps", "serve", *arguments]
     code = f"import sys; {before}; sys.argv = {words}; import torchcaps.cli; torchcaps.cli.main()"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
@@ -49,8 +49,8 @@ def test_a_model_is_served_until_interrupted(run, tmp_path, monkeypatch):
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # in the background it would be ignored
     )
     try:
-        said = process.stdout.readline()
-        port = int(re.search(r"http://127\.0\.0\.1:(\d+) ", said)[1])
+        first_line = process.stdout.readline()
+        port = int(re.search(r"http://127\.0\.0\.1:(\d+) ", first_line)[1])
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
         connection.request("GET", "/api/model")
         response = connection.getresponse()
@@ -66,29 +66,29 @@ def test_a_model_is_served_until_interrupted(run, tmp_path, monkeypatch):
         assert len(shown["answer"]["lengths"]) == 2
     finally:
         process.send_signal(signal.SIGINT)
-        rest, complaints = process.communicate(timeout=20)
-    assert "note" not in said + rest  # nobody else was let in
-    assert complaints == ""
+        rest, errors = process.communicate(timeout=20)
+    assert "note" not in first_line + rest  # only this machine can connect
+    assert errors == ""
     assert process.returncode == 130
 
 
-def test_a_port_in_use_is_told(run):
+def test_a_port_in_use_is_reported(run):
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        told = refused(run, "--port", str(taken.getsockname()[1]))
-    assert "cannot listen on 127.0.0.1" in told
-    assert "choose another --port" in told
+        error = fails(run, "--port", str(taken.getsockname()[1]))
+    assert "cannot listen on 127.0.0.1" in error
+    assert "choose another --port" in error
 
 
-def test_what_cannot_be_explored_is_told():
-    assert "segcaps-axons cannot be explored" in refused("segcaps-axons", "--port", "0")
+def test_a_model_that_cannot_be_explored_is_reported():
+    assert "segcaps-axons cannot be explored" in fails("segcaps-axons", "--port", "0")
 
 
-def test_without_the_extra_it_says_how_to_install_it(run):
-    told = refused(run, before="sys.modules['fastapi'] = None")
-    assert "pip install 'torchcaps[serve]'" in told
+def test_without_the_extra_the_error_names_it(run):
+    error = fails(run, before="sys.modules['fastapi'] = None")
+    assert "pip install 'torchcaps[serve]'" in error
 
 
-def test_nothing_of_the_web_is_loaded_for_other_commands():
+def test_other_commands_do_not_import_web_packages():
     modules = "torchcaps.cli, torchcaps.predict"
     code = f"import sys, {modules}; print([n for n in ('fastapi', 'starlette', 'uvicorn') if n in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -99,7 +99,7 @@ def test_nothing_of_the_web_is_loaded_for_other_commands():
     ("address", "local"),
     [("127.0.0.1", True), ("127.8.0.1", True), ("::1", True), ("0.0.0.0", False), ("::", False), ("192.0.2.1", False)],
 )
-def test_which_addresses_only_this_machine_can_reach(address, local):
+def test_loopback_addresses(address, local):
     assert is_loopback(address) == local
 
 
@@ -114,14 +114,14 @@ def test_which_addresses_only_this_machine_can_reach(address, local):
         ("", True, 200),
     ],
 )
-def test_letting_others_in_is_said(run, monkeypatch, host, noted, status):
-    """And only then does the server answer to other names than those of this machine."""
+def test_listening_on_other_addresses_is_reported(run, monkeypatch, host, noted, status):
+    """Only then does the server accept Host headers with other names."""
     served = []
     monkeypatch.setattr(uvicorn.Server, "run", lambda server, sockets: served.append(server.config.app))
     said = io.StringIO()
     serve(run, host, 0, Console(file=said, width=200))
     assert f"http://{host or '0.0.0.0'}:" in said.getvalue()
-    assert ("whoever can reach this machine" in said.getvalue()) == noted
+    assert ("anyone who can reach this machine" in said.getvalue()) == noted
     assert TestClient(served[0], base_url="http://other.example").get("/healthz").status_code == status
     for name in ("127.0.0.1", host or "0.0.0.0"):
         assert TestClient(served[0], base_url=f"http://{name}:99").get("/healthz").status_code == 200

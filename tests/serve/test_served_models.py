@@ -1,4 +1,4 @@
-"""Which models can be explored, what is told of them, and what stands beside the shipped ones."""
+"""Which models can be explored, how they are described, and which models are served beside the shipped ones."""
 
 import json
 from pathlib import Path
@@ -13,18 +13,18 @@ from torchcaps.errors import UserError
 from torchcaps.models import create_model, save, shipped_models
 from torchcaps.serve.explorer import Explorer
 from torchcaps.serve.requests import PredictRequest, ReconstructRequest, RoutingRequest, TransformRequest
-from torchcaps.serve.served_models import ServedModel, check_explorable, open_models
+from torchcaps.serve.served_models import ServedModel, check_explorable, load_models
 
 
 def small(name="capsnet_small", shape=(1, 20, 20), **options):
     return create_model(name, image_shape=shape, **options).eval()
 
 
-def test_what_is_told_of_a_model(explorer):
-    told = explorer.models()
-    assert told.default == "capsules"
-    main, pairs, cnn, poses = told.models
-    assert [(each.kind, each.role) for each in told.models] == [
+def test_models_are_described(explorer):
+    described = explorer.models()
+    assert described.default == "capsules"
+    main, pairs, cnn, poses = described.models
+    assert [(each.kind, each.role) for each in described.models] == [
         ("capsules", "main"),
         ("capsules", "overlap"),
         ("cnn", "comparison"),
@@ -39,19 +39,19 @@ def test_what_is_told_of_a_model(explorer):
     assert poses.placement == ["x", "y", "angle", "scale", "shear"]
     assert (poses.lattice.angles, poses.lattice.full_circle) == ([-45, -30, -15, 0, 15, 30, 45], False)
     assert (main.lattice, main.placement) == (None, None)
-    assert [each.decoder for each in told.models] == [True, True, False, True]
+    assert [each.decoder for each in described.models] == [True, True, False, True]
 
 
-def test_the_papers_network_looks_where_the_paper_says():
+def test_the_grid_of_the_papers_network():
     grid = ServedModel("paper", create_model("capsnet")).describe().grid
     assert (grid.types, grid.rows, grid.columns, grid.stride, grid.field) == (32, 6, 6, 2, 17)
 
 
 @pytest.mark.parametrize("padding", [0, 2])
-def test_a_part_looks_at_the_pixels_in_its_box_and_at_no_other(padding):
+def test_the_box_of_a_part_is_its_receptive_field(padding):
     torch.manual_seed(0)
     served = ServedModel("one", small(shape=(1, 21, 24), padding=padding))
-    types, rows, columns = served.parts
+    types, rows, columns = served.part_grid
     for row, column in ((0, 0), (1, 2), (rows - 1, columns - 1)):
         image = torch.rand(1, 1, 21, 24, requires_grad=True)
         lengths = served.model.children_of(image).activation.view(types, rows, columns)
@@ -84,7 +84,7 @@ def test_colour_other_shapes_and_few_classes(name, options):
 
 
 @pytest.mark.parametrize("options", [{"leaky": True}, {"routing": "self_attention"}, {"routing": "inverted_attention"}])
-def test_other_routings_can_be_shown(options):
+def test_other_routings_can_be_explored(options):
     torch.manual_seed(0)
     served = ServedModel("one", small(**options))
     check_explorable(served)
@@ -93,58 +93,58 @@ def test_other_routings_can_be_shown(options):
 
 
 @pytest.mark.parametrize(
-    ("model", "told"),
+    ("model", "message"),
     [
-        (("segcaps", (1, 32, 32), {}), "finds masks or draws"),
-        (("capspix2pix_small", (1, 32, 32), {}), "finds masks or draws"),
+        (("segcaps", (1, 32, 32), {}), "segments or generates"),
+        (("capspix2pix_small", (1, 32, 32), {}), "segments or generates"),
         (("em_capsnet", (1, 20, 20), {"channels": 4, "primary": 2, "first": 2, "second": 2}), "no capsules"),
         (("matched_cnn", (1, 20, 20), {"parameters": 20_000}), "no capsules"),
         (("capsnet_small", (1, 20, 20), {"decoder": "none"}), "no decoder"),
         (("capsnet_small", (1, 20, 20), {"routing": "em", "dim": 16}), "matrices"),
     ],
 )
-def test_what_cannot_be_explored_says_why(model, told):
+def test_models_that_cannot_be_explored_are_rejected(model, message):
     name, shape, options = model
-    with pytest.raises(UserError, match=f"^mine cannot be explored.*{told}"):
+    with pytest.raises(UserError, match=f"^mine cannot be explored.*{message}"):
         check_explorable(ServedModel("mine", small(name, shape, **options)))
 
 
 def test_damaged_weights_are_refused():
     model = small()
     model.classes.weight.data[0] = torch.nan
-    with pytest.raises(UserError, match="answers NaN"):
+    with pytest.raises(UserError, match="output is NaN"):
         check_explorable(ServedModel("mine", model))
 
 
-def test_a_model_of_ones_own_stands_alone(tmp_path):
+def test_a_model_in_a_folder_is_served_alone(tmp_path):
     save(small(class_names=["a", "b"], num_classes=2), tmp_path / "run")
-    (served,) = open_models(str(tmp_path / "run"))
+    (served,) = load_models(str(tmp_path / "run"))
     assert (served.name, served.card, served.meanings) == ("run", {}, None)
     (tmp_path / "run" / "card.json").write_text(json.dumps({"error": 0.5}))
-    assert open_models(str(tmp_path / "run") + "/")[0].card == {"error": 0.5}
+    assert load_models(str(tmp_path / "run") + "/")[0].card == {"error": 0.5}
 
 
 @pytest.fixture(scope="module")
 def shipped():
-    return open_models("capsnet-mnist")
+    return load_models("capsnet-mnist")
 
 
-def test_beside_the_shipped_network_stands_what_is_shipped_for_it(shipped):
-    companions = [name for name in ("capsnet-multimnist", "cnn-mnist") if name in shipped_models()]
-    assert [each.name for each in shipped] == ["capsnet-mnist", *companions]
-    assert "cnn-mnist" in companions
+def test_extra_models_are_served_with_the_shipped_one(shipped):
+    extra = [name for name in ("capsnet-multimnist", "cnn-mnist") if name in shipped_models()]
+    assert [each.name for each in shipped] == ["capsnet-mnist", *extra]
+    assert "cnn-mnist" in extra
     assert shipped[0].card["error"] < 0.005
 
 
 @pytest.mark.skipif("capsnet-multimnist" not in shipped_models(), reason="weights for pairs are not shipped")
-def test_who_was_trained_on_pairs_says_so(shipped):
-    (alone,) = open_models("capsnet-multimnist")
+def test_models_trained_on_pairs_are_marked(shipped):
+    (alone,) = load_models("capsnet-multimnist")
     assert alone.describe().pairs
     assert [each.describe().pairs for each in shipped] == [False, True, False]
 
 
 @pytest.mark.parametrize(("paper", "pen"), [(255, 0), (235, 30), (200, 40), (255, 130)])
-def test_a_photographed_digit_is_read_whatever_the_paper(shipped, paper, pen):
+def test_a_photographed_digit_is_classified_on_any_paper(shipped, paper, pen):
     image = Image.new("L", (400, 300), paper)
     ImageDraw.Draw(image).line([(140, 60), (260, 60), (190, 240)], fill=pen, width=18)
     noise = np.random.default_rng(0).normal(0, 5, (300, 400))
@@ -154,18 +154,18 @@ def test_a_photographed_digit_is_read_whatever_the_paper(shipped, paper, pen):
     assert answer.lengths[7] > 0.8
 
 
-def test_the_shipped_network_knows_a_drawn_digit(shipped):
+def test_the_shipped_network_classifies_a_drawn_digit(shipped):
     paper = Image.new("L", (400, 300), "white")
     pen = ImageDraw.Draw(paper)
-    pen.line([(40, 30), (140, 30), (80, 200)], fill="black", width=14)  # a 7, small and off the middle
+    pen.line([(40, 30), (140, 30), (80, 200)], fill="black", width=14)  # a 7, small and off centre
     answer = Explorer(shipped).predict(PredictRequest(image={"png": as_file(paper, "jpeg"), "centre": True}))
     assert answer.winners == [7]
     assert answer.lengths[7] > 0.8
     assert answer.error < 0.05
 
 
-def test_the_shipped_meanings_follow_their_own_rule(shipped):
-    """Names are given where one property is well correlated and clearly ahead, and nowhere else."""
+def test_the_shipped_meanings_follow_the_documented_rule(shipped):
+    """A dimension has a name exactly if one property correlates well and clearly better than the others."""
     meanings = shipped[0].describe().meanings
     assert [len(row) for row in meanings] == [16] * 10
     for each in (each for row in meanings for each in row):

@@ -1,4 +1,4 @@
-"""What every answer declares, who may ask, which files there are, and that the schema says all of it."""
+"""Response headers, Host checks, static files, and the completeness of the OpenAPI schema."""
 
 import asyncio
 import re
@@ -33,7 +33,7 @@ POLICY = (
         ("DELETE", "/healthz", 405),
     ],
 )
-def test_every_answer_declares_the_policy(client, method, path, status):
+def test_every_response_has_the_security_headers(client, method, path, status):
     response = client.request(method, path)
     assert response.status_code == status
     assert response.headers["content-security-policy"] == POLICY
@@ -47,7 +47,7 @@ def test_every_answer_declares_the_policy(client, method, path, status):
 
 
 @pytest.mark.parametrize("host", ["localhost", "localhost:8765", "127.0.0.1:80", "[::1]:8765", "[::1]", "LOCALHOST"])
-def test_this_machine_may_ask(client, host):
+def test_loopback_hosts_are_accepted(client, host):
     assert client.get("/healthz", headers={"host": host}).status_code == 200
 
 
@@ -55,13 +55,13 @@ def test_this_machine_may_ask(client, host):
     "host",
     ["evil.example", "evil.example:8765", "localhost.evil.example", "127.0.0.1.nip.io", "", "localhost:1:2", "::1"],
 )
-def test_another_name_for_this_machine_may_not(client, host):
+def test_other_hosts_are_rejected(client, host):
     response = client.get("/api/model", headers={"host": host})
     assert response.status_code == 400
     assert "localhost" in response.json()["detail"]
 
 
-def test_a_server_for_others_answers_to_any_name(explorer):
+def test_a_public_server_accepts_any_host(explorer):
     public = TestClient(create_app(explorer, hosts=None), base_url="http://explorer.example")
     assert public.get("/healthz").json() == {"status": "ok", "version": torchcaps.__version__}
 
@@ -84,13 +84,13 @@ def test_a_server_for_others_answers_to_any_name(explorer):
         "/../pyproject.toml",
     ],
 )
-def test_no_path_leads_out_of_the_listed_files(client, path):
+def test_paths_cannot_leave_the_static_folders(client, path):
     response = client.get(path)
     assert response.status_code == 404
     assert "import" not in response.text
 
 
-def test_every_listed_file_is_served_as_what_it_is(client):
+def test_every_static_file_has_its_content_type(client):
     kinds = {".html": "text/html", ".js": "javascript", ".css": "text/css", ".svg": "image/svg", ".png": "image/png"}
     listed = files._listed(files.HERE / "static")
     assert "index.html" in listed
@@ -100,7 +100,7 @@ def test_every_listed_file_is_served_as_what_it_is(client):
         assert kinds.get(path.suffix, "") in response.headers["content-type"]
 
 
-def test_the_viewer_needs_no_other_host_and_no_inline_script(client):
+def test_the_api_viewer_has_no_external_or_inline_scripts(client):
     page = client.get("/docs").text
     sources = re.findall(r'(?:src|href)="([^"]+)"', page)
     assert all(source.startswith("/") and not source.startswith("//") for source in sources)
@@ -108,7 +108,7 @@ def test_the_viewer_needs_no_other_host_and_no_inline_script(client):
     assert not re.search(r"<script(?![^>]*src=)|<style| on\w+=| style=", page)
 
 
-def test_the_schema_tells_everything(client):
+def test_the_schema_is_complete(client):
     schema = client.get("/openapi.json").json()
     assert set(schema["paths"]) == {
         "/healthz",
@@ -125,20 +125,20 @@ def test_the_schema_tells_everything(client):
                 name = operation["requestBody"]["content"]["application/json"]["schema"]["$ref"].rsplit("/", 1)[1]
                 (example,) = schema["components"]["schemas"][name]["examples"]
                 if path == "/api/lattice":
-                    example = {**example, "model": "poses"}  # the first model here is of another kind
+                    example = {**example, "model": "poses"}  # the default model is of another kind
                 answer = client.post(path, json=example)
                 assert answer.status_code == 200, answer.text
     assert "HTTPValidationError" not in schema["components"]["schemas"]
 
 
-def test_the_first_thing_wrong_is_named_with_its_place(client):
-    told = client.post("/api/reconstruct", json={"class": 0, "pose": [0.0] * 15 + [11]}).json()["detail"]
-    assert told == "pose.15: Input should be less than or equal to 10"
-    told = client.post("/api/predict", json={"image": {"png": 5}}).json()["detail"]
-    assert told == "image.png: Input should be a valid string"
+def test_the_first_invalid_field_is_named_with_its_path(client):
+    detail = client.post("/api/reconstruct", json={"class": 0, "pose": [0.0] * 15 + [11]}).json()["detail"]
+    assert detail == "pose.15: Input should be less than or equal to 10"
+    detail = client.post("/api/predict", json={"image": {"png": 5}}).json()["detail"]
+    assert detail == "image.png: Input should be a valid string"
 
 
-def test_a_mistake_of_ours_is_told_without_a_traceback(served_models):
+def test_internal_errors_do_not_show_a_traceback(served_models):
     class Broken:
         def models(self):
             raise RuntimeError("secret")
@@ -151,47 +151,47 @@ def test_a_mistake_of_ours_is_told_without_a_traceback(served_models):
     assert response.headers["content-security-policy"] == POLICY
 
 
-def through_guard(receive):
-    """What a client is told that sends what `receive` gives: the start of the answer, and its body."""
-    said = []
+def through_middleware(receive):
+    """Send what `receive` yields; returns the start message of the response and its body, or nothing."""
+    sent = []
 
     async def send(message):
-        said.append(message)
+        sent.append(message)
 
     headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
     scope = {"type": "http", "method": "POST", "path": "/api/predict", "headers": headers}
-    with ThreadPoolExecutor(1) as thread:  # where no browser's event loop is running
-        thread.submit(asyncio.run, middleware.Guard(None, ["localhost"])(scope, receive, send)).result()
-    return [*said[:1], b"".join(message["body"] for message in said[1:])] if said else []
+    with ThreadPoolExecutor(1) as thread:  # without the event loop of the browser tests
+        thread.submit(asyncio.run, middleware.SecurityMiddleware(None, ["localhost"])(scope, receive, send)).result()
+    return [*sent[:1], b"".join(message["body"] for message in sent[1:])] if sent else []
 
 
-def test_a_body_without_end_is_given_up_at_its_limit():
+def test_an_endless_body_is_cut_off():
     read = []
 
     async def receive():
         read.append(1 << 20)
         return {"type": "http.request", "body": bytes(1 << 20), "more_body": True}
 
-    start, body = through_guard(receive)
+    start, body = through_middleware(receive)
     assert start["status"] == 413
     assert b"larger than 2 MiB" in body
-    assert sum(read) == 3 + 16 << 20  # some of what is not wanted is read, so that the answer is, too
+    assert sum(read) == 3 + 16 << 20  # part of the rejected body is read, so that the client reads the response
 
 
-def test_a_body_that_never_arrives_is_given_up(monkeypatch):
+def test_a_body_that_never_arrives_times_out(monkeypatch):
     monkeypatch.setattr(middleware, "MAX_BODY_SECONDS", 0.05)
-    monkeypatch.setattr(middleware, "REST_SECONDS", 0.05)
+    monkeypatch.setattr(middleware, "MAX_DISCARD_SECONDS", 0.05)
 
     async def receive():
         await asyncio.sleep(10)
 
-    start, body = through_guard(receive)
+    start, body = through_middleware(receive)
     assert start["status"] == 408
     assert b"did not arrive" in body
 
 
-def test_a_client_that_leaves_is_forgotten():
+def test_a_client_that_disconnects_gets_no_response():
     async def receive():
         return {"type": "http.disconnect"}
 
-    assert through_guard(receive) == []
+    assert through_middleware(receive) == []

@@ -1,1 +1,1 @@
-"""Timings that a correctness check stands before: `torchcaps bench`."""
+"""Benchmarks that check correctness before they time anything: `torchcaps bench`."""

@@ -1,4 +1,4 @@
-"""Models that find masks: what a training step takes, and a whole image that is looked at by tiles."""
+"""Segmentation models: run time and memory of a training step, and of predicting a large image tile by tile."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from typing import NamedTuple, cast
 
 import torch
 from rich.console import Console
-from rich.table import Table
 
-from torchcaps.bench.rows import blank_row, write_rows
-from torchcaps.bench.step import measure_training
-from torchcaps.bench.timing import by_turns, extra_memory
+from torchcaps.bench.rows import blank_row, rounded, table_of, write_rows
+from torchcaps.bench.step import measure_training, peak_mib
+from torchcaps.bench.timing import median_seconds
 from torchcaps.models import SegmentationModel, create_model
 from torchcaps.models.tiles import predict_map
 from torchcaps.train.environment import machine
@@ -21,12 +20,12 @@ from torchcaps.train.state import seeded
 from torchcaps.train.tasks.segmentation import SegmentationTask
 
 MODELS = ("segcaps", "unet")
-STEPS = ((256, 1), (512, 4))  # side of an image, and batch
-STEPS_ON_CPU = ((64, 1),)
-WHOLE, COMPARED = 2048, 1024  # sides: of an image looked at by tiles, and of one also looked at as a whole
+TRAINING_SIZES = ((256, 1), (512, 4))  # side of an image, and batch
+TRAINING_SIZES_ON_CPU = ((64, 1),)
+TILED_SIDE, COMPARED_SIDE = 2048, 1024  # of an image to time, and of one to compare with a prediction without tiles
 LOSSES = LossSection(cross_entropy=1.0, dice=1.0)
 
-FIGURES = {  # the name in the CSV file and in the table
+COLUMNS = {  # name in the CSV file: title in the table
     "what": "what",
     "name": "model",
     "parameters": "parameters",
@@ -36,12 +35,15 @@ FIGURES = {  # the name in the CSV file and in the table
     "peak_mib": "peak MiB",
     "difference": "difference",
 }
-HEAD = ("machine", *FIGURES)
+HEAD = ("machine", *COLUMNS)
 
 
 class MaskRow(NamedTuple):
-    """Milliseconds and memory of a training step, or of an answer by tiles; of the latter also the largest difference
-    to an answer without tiles."""
+    """Run time and memory of a training step, or of a prediction by tiles.
+
+    Attributes:
+        difference: Only by tiles: the largest difference to a prediction without tiles.
+    """
 
     what: str
     name: str
@@ -54,29 +56,26 @@ class MaskRow(NamedTuple):
 
 
 def run_masks(device: torch.device, *, out: Path | None, console: Console) -> list[MaskRow]:
-    """Training steps of each model; on CUDA also answers by tiles."""
+    """Measure training steps of each model; on CUDA also predictions by tiles."""
     write_rows(out, HEAD, [])
     console.print(machine(device), highlight=False)
     cuda = device.type == "cuda"
     rows: list[MaskRow] = []
     for name in MODELS:
-        for side, batch in STEPS if cuda else STEPS_ON_CPU:
+        for side, batch in TRAINING_SIZES if cuda else TRAINING_SIZES_ON_CPU:
             rows.append(measure_step(name, device, side, batch))
-            write_rows(out, HEAD, _written(rows, device))
+            write_rows(out, HEAD, _csv_rows(rows, device))
         if cuda:
-            rows.append(measure_tiles(name, device, WHOLE, COMPARED))
-            write_rows(out, HEAD, _written(rows, device))
-    table = Table(*FIGURES.values(), box=None, pad_edge=False)
-    for row in _written(rows, device):
-        table.add_row(*(row[name] for name in FIGURES))
-    console.print(table)
+            rows.append(measure_tiles(name, device, TILED_SIDE, COMPARED_SIDE))
+            write_rows(out, HEAD, _csv_rows(rows, device))
+    console.print(table_of(COLUMNS, _csv_rows(rows, device)))
     if out is not None:
         console.print(f"written to {out}", highlight=False)
     return rows
 
 
 def measure_step(name: str, device: torch.device, side: int, batch: int, rounds: int = 11) -> MaskRow:
-    """On CUDA in bf16, compiled, recorded."""
+    """Measure a training step; on CUDA in bf16, compiled, as a CUDA graph."""
     with seeded(0, device):
         model = _model(name, side, device)
         images = torch.rand(batch, 1, side, side, device=device)
@@ -88,9 +87,14 @@ def measure_step(name: str, device: torch.device, side: int, batch: int, rounds:
 
 @torch.no_grad()
 def measure_tiles(name: str, device: torch.device, side: int, compared: int, rounds: int = 3) -> MaskRow:
-    """In float32, as `torchcaps predict` does it.
+    """Measure a prediction by tiles in float32, as in `torchcaps predict`.
 
-    compared  side of the image for which tiles are compared with one look at all of it
+    Args:
+        name: Name of the model.
+        device: Where to run it.
+        side: Side of the image to time.
+        compared: Side of the image for which tiles are compared with a prediction without tiles.
+        rounds: How often to time it.
     """
     with seeded(0, device):
         model = _model(name, 256, device).eval()
@@ -99,13 +103,11 @@ def measure_tiles(name: str, device: torch.device, side: int, compared: int, rou
     def call() -> torch.Tensor:
         return predict_map(model, image)
 
-    extra = extra_memory(call, device)
-    seconds = by_turns({name: call}, device, rounds)[name]
-    with torch.backends.cudnn.flags(benchmark=False, allow_tf32=False):  # rounding is not what is asked about
-        at_once = model(smaller[None].to(device)).probabilities[0]
-        difference = float((predict_map(model, smaller) - at_once).abs().max())
-    weights = sum(p.numel() * p.element_size() for p in model.parameters())
-    mib = None if extra is None else (extra + weights) / 2**20
+    mib = peak_mib(call, model, training=False)
+    seconds = median_seconds({name: call}, device, rounds)[name]
+    with torch.backends.cudnn.flags(benchmark=False, allow_tf32=False):  # TF32 would hide differences between tiles
+        whole = model(smaller[None].to(device)).probabilities[0]
+        difference = float((predict_map(model, smaller) - whole).abs().max())
     return MaskRow("by tiles", name, model.parameter_count(), side, 1, seconds * 1e3, mib, difference)
 
 
@@ -113,13 +115,13 @@ def _model(name: str, side: int, device: torch.device) -> SegmentationModel:
     return cast(SegmentationModel, create_model(name, image_shape=(1, side, side), num_classes=2)).to(device)
 
 
-def _written(rows: Sequence[MaskRow], device: torch.device) -> list[dict[str, str]]:
+def _csv_rows(rows: Sequence[MaskRow], device: torch.device) -> list[dict[str, str]]:
     return [
         blank_row(HEAD, device)
         | {
             **{name: str(value) for name, value in row._asdict().items()},
             "ms": f"{row.ms:.2f}",
-            "peak_mib": "" if row.peak_mib is None else f"{row.peak_mib:.0f}",
+            "peak_mib": rounded(row.peak_mib, 0),
             "difference": "" if row.difference is None else f"{row.difference:.1e}",
         }
         for row in rows

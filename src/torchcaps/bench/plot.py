@@ -1,4 +1,4 @@
-"""What routing takes, drawn: as one axis grows, and by each member of the family."""
+"""Figures of routing benchmarks: run time along each axis, and run time and test error of each routing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 AXES = {"B": "Batch", "I": "Children", "J": "Parents (classes)", "r": "Iterations"}
-LINES = {  # backend and products: label, colour, line
+LINES = {  # backend and precision: label, colour, line style
     ("reference", "fp32"): ("reference, fp32", STYLE["quiet"], "-"),
     ("reference", "tf32"): ("reference, TF32", STYLE["quiet"], "-"),
     ("chunked", "fp32"): ("chunked, fp32", STYLE["second"], "-"),
@@ -26,13 +26,13 @@ Row = dict[str, str]
 
 
 def figure_scaling(rows: Sequence[Row]) -> Figure:
-    """Milliseconds of forward and backward, a panel for each axis, from rows of `torchcaps bench --scaling`."""
+    """Plot the run time of forward and backward, with one panel per axis, from rows of `torchcaps bench --scaling`."""
     routing = [row for row in rows if row["what"] == "routing" and (row["backend"], row["precision"]) in LINES]
     figure = new_figure(11.0, 3.4, f"Dynamic routing, forward and backward, {routing[0]['machine']}")
     panels = figure.subplots(1, len(AXES), sharey=True)
     for panel, axis in zip(panels, AXES):
-        chosen, where = _along(axis, routing)
-        _draw(panel, axis, chosen, where)
+        chosen, fixed = _along(axis, routing)
+        _draw(panel, axis, chosen, fixed)
     panels[0].set_ylabel("ms", fontsize=STYLE["text"], color=STYLE["ink"])
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(
@@ -48,8 +48,10 @@ def figure_scaling(rows: Sequence[Row]) -> Figure:
 
 
 def figure_family(rows: Sequence[Row]) -> Figure:
-    """A line for each routing, the quickest first, from rows of `torchcaps bench --routing`: milliseconds of its layer,
-    forward and backward, and the test error of a network with it, where one was trained."""
+    """Plot one line per routing, the fastest first, from rows of `torchcaps bench --routing`.
+
+    The panels show the run time of a layer, forward and backward, and the test error of the networks that were trained.
+    """
     from matplotlib.ticker import FuncFormatter, LogLocator
 
     family = sorted((row for row in rows if row["what"] == "routing"), key=lambda row: float(row["both_ms"]))
@@ -70,13 +72,13 @@ def figure_family(rows: Sequence[Row]) -> Figure:
         _lines(errors, family, "test_error", f"MNIST error after {epochs} epochs, % ± standard error")
     for line, row in trained:
         error = float(row["test_error"])
-        spread = math.sqrt(error * (100 - error) / int(row["test_n"]))  # of so many images drawn at random
+        spread = math.sqrt(error * (100 - error) / int(row["test_n"]))  # standard error of a proportion
         errors.plot([error - spread, error + spread], [line, line], color=STYLE["main"], linewidth=1)
     return figure
 
 
 def _lines(panel: Axes, rows: Sequence[Row], column: str, label: str) -> None:
-    """A dot and its number on each line that has one."""
+    """Draw a dot and its value on each line that has one."""
     plain_axes(panel, label)
     panel.grid(axis="y", color=STYLE["faint"], linewidth=0.6)
     panel.tick_params(axis="y", length=0, labelsize=STYLE["text"], labelcolor=STYLE["ink"])
@@ -97,7 +99,7 @@ def _lines(panel: Axes, rows: Sequence[Row], column: str, label: str) -> None:
 
 
 def _along(axis: str, rows: Sequence[Row]) -> tuple[list[Row], str]:
-    """The rows in which only this axis varies, and the values of the others in words."""
+    """The rows in which only this axis varies, and the fixed values of the others as text."""
     others = [name for name in AXES if name != axis]
     groups: dict[tuple[str, ...], list[Row]] = defaultdict(list)
     for row in rows:
@@ -106,9 +108,9 @@ def _along(axis: str, rows: Sequence[Row]) -> tuple[list[Row], str]:
     return chosen, ", ".join(f"{name} = {value}" for name, value in zip(others, fixed))
 
 
-def _draw(panel: Axes, axis: str, rows: Sequence[Row], where: str) -> None:
+def _draw(panel: Axes, axis: str, rows: Sequence[Row], fixed: str) -> None:
     plain_axes(panel, AXES[axis])
-    panel.set_title(where, fontsize=STYLE["small"], color=STYLE["quiet"])
+    panel.set_title(fixed, fontsize=STYLE["small"], color=STYLE["quiet"])
     panel.set_yscale("log")
     panel.grid(axis="y", color=STYLE["faint"], linewidth=0.6)
     values = sorted({int(row[axis]) for row in rows})

@@ -1,4 +1,4 @@
-"""Dynamic routing alone: every backend on the same workload, one axis varied at a time."""
+"""Dynamic routing alone: every backend on the same workload, with one axis varied at a time."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchcaps.bench.timing import Call, device_seconds, extra_memory
+from torchcaps.bench.timing import Call, device_seconds, extra_mib
 from torchcaps.ops.dispatch import backend as backend_for
 from torchcaps.ops.dynamic import reference
 from torchcaps.ops.dynamic.operators import route
 
 
 class Workload(NamedTuple):
-    """The paper's routing, MNIST's primary capsules to ten classes, unless told otherwise."""
+    """Sizes of a routing; by default the paper's, from MNIST's primary capsules to ten classes."""
 
     B: int = 128
     I: int = 1152
@@ -34,12 +34,12 @@ class Workload(NamedTuple):
 
     @property
     def numbers(self) -> int:
-        """Numbers that must move, forward and backward: u and W are read in both, and their gradients written."""
+        """Numbers that must be moved, forward and backward: u and W are read twice, and their gradients written."""
         B, I, K, J, D, _ = self
         return 3 * (B * I * K + I * J * D * K)
 
 
-# How products are taken, the type of the inputs, and the relative error beyond which nothing is timed.
+# For each precision of products: the dtype of the inputs, and the largest relative error allowed.
 PRECISIONS: dict[str, tuple[torch.dtype, float]] = {
     "fp32": (torch.float32, 1e-5),
     "tf32": (torch.float32, 1e-2),
@@ -56,7 +56,7 @@ SMALL_AXES: dict[str, list[int]] = {"B": [1, 8, 32], "I": [64, 256, 1152], "J": 
 
 
 class Row(NamedTuple):
-    """What was measured: milliseconds of the forward pass, and of forward and backward; extra memory of the latter."""
+    """Run time of the forward pass, and of forward and backward; extra memory of the latter."""
 
     workload: Workload
     backend: str
@@ -71,21 +71,21 @@ def workloads(base: Workload, axes: dict[str, list[int]]) -> Iterator[Workload]:
     for axis, values in axes.items():
         for value in values:
             if value != getattr(base, axis):
-                # 1,000 classes and 16,384 children are asked for at batch 64.
+                # Many classes or children are measured with batch 64.
                 yield base._replace(**{axis: value}, **({"B": min(base.B, 64)} if axis in "IJ" else {}))
 
 
 def measure(
     workload: Workload, backends: list[str], device: torch.device, precision: str = "fp32", rounds: int = 11
 ) -> list[Row]:
-    """Time every backend that can serve the workload, after checking it against float64."""
+    """Check every backend that supports the workload against float64, then time it."""
     dtype, allowed = PRECISIONS[precision]
     u, weight, direction = (x.to(dtype) for x in _inputs(workload, device))
-    # Where votes would take gigabytes, the chunked path in float64 stands in for the reference it is tested against.
-    yardstick = reference_routing if _fits(workload) else _routing("chunked")
-    exact = _run(yardstick, u.double(), weight.double(), direction.double(), workload.R)
+    # If the votes would take gigabytes, the chunked backend in float64 replaces the reference.
+    exact_routing = reference_routing if _fits(workload) else _routing("chunked")
+    exact = _run(exact_routing, u.double(), weight.double(), direction.double(), workload.R)
     rows = []
-    with products(precision):
+    with matmul_precision(precision):
         for backend in backends:
             if backend == "fused" and backend_for(u, weight, workload.R) != "fused":
                 continue
@@ -93,24 +93,23 @@ def measure(
                 continue  # its votes alone would take gigabytes
             routing = _routing(backend)
             errors = [relative_error(a, b) for a, b in zip(_run(routing, u, weight, direction, workload.R), exact)]
-            if not all(error <= allowed for error in errors):  # so put that NaN does not pass
-                raise AssertionError(f"{backend} is wrong by {errors} on {workload}: nothing is timed")
+            if not all(error <= allowed for error in errors):  # written so that NaN fails
+                raise AssertionError(f"{backend} is wrong by {errors} on {workload}; nothing was timed")
             calls: dict[str, Call] = {
                 "forward": partial(routing, u, weight, workload.R),
                 "both": partial(_run, routing, u, weight, direction, workload.R),
             }
-            extra = extra_memory(calls["both"], device)
+            mib = extra_mib(calls["both"], device)
             with torch.no_grad():
                 seconds = device_seconds(calls, device, rounds)
             forward, both = (seconds[name] * 1e3 for name in ("forward", "both"))
-            mib = None if extra is None else extra / 2**20
             rows.append(Row(workload, backend, precision, max(errors), forward, both, mib))
     return rows
 
 
 @contextmanager
-def products(precision: str) -> Iterator[None]:
-    """Matrix products of float32 in full, or in TF32."""
+def matmul_precision(precision: str) -> Iterator[None]:
+    """Compute float32 matrix products in full precision, or in TF32."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest" if precision == "fp32" else "high")
     try:

@@ -1,4 +1,4 @@
-"""Everything that `torchcaps bench` measures, as a table and a CSV file."""
+"""The default benchmark of `torchcaps bench`: dynamic routing and the whole CapsNet, as a table and a CSV file."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from rich.table import Table
 
 from torchcaps.bench import routing, step
 from torchcaps.bench.plot import figure_scaling
-from torchcaps.bench.rows import blank_row, write_rows
+from torchcaps.bench.rows import blank_row, rounded, write_rows
 from torchcaps.explain.style import png_bytes
 from torchcaps.train.environment import machine
 
-FIGURES = {  # of a routing row: the name in the CSV file and in the table
+COLUMNS = {  # of a routing row, name in the CSV file: title in the table
     "backend": "backend",
-    "precision": "products",
+    "precision": "precision",
     "error": "error",
     "forward_ms": "forward ms",
     "both_ms": "both ms",
@@ -24,11 +24,18 @@ FIGURES = {  # of a routing row: the name in the CSV file and in the table
     "gb_per_s": "GB/s",
     "gflops": "GFLOP/s",
 }
-HEAD = ("machine", "what", "B", "I", "J", "r", *FIGURES, "images_per_s", "peak_mib")
+HEAD = ("machine", "what", "B", "I", "J", "r", *COLUMNS, "images_per_s", "peak_mib")
 
 
 def run_bench(device: torch.device, *, scaling: bool, out: Path | None, console: Console) -> list[dict[str, str]]:
-    """Routing by every backend on the paper's workload, the whole step, and (if asked) routing along each axis."""
+    """Measure routing with every backend on the paper's workload, and whole networks.
+
+    Args:
+        device: Where to run.
+        scaling: Also measure routing along each axis.
+        out: CSV file to write; with scaling the figure is written beside it.
+        console: Where to print the tables.
+    """
     cuda = device.type == "cuda"
     base = routing.Workload() if cuda else routing.Workload(B=32)
     console.print(machine(device), highlight=False)
@@ -38,10 +45,10 @@ def run_bench(device: torch.device, *, scaling: bool, out: Path | None, console:
         for row in _routing_rows(workload, workload == base, device):
             rows.append(_routing_row(row, device))
             name = f"B{workload.B} {workload.I}×{workload.K}→{workload.J}×{workload.D} r{workload.R}"
-            table.add_row(name, *(rows[-1][key] for key in FIGURES))
+            table.add_row(name, *(rows[-1][key] for key in COLUMNS))
         write_rows(out, HEAD, rows)
 
-    table = Table("routing", *FIGURES.values(), box=None)
+    table = Table("routing", *COLUMNS.values(), box=None)
     measure_routing(base, table)
     console.print(table)
     table = Table("whole network", "batch", "CapsNet ms", "floor ms", "ratio", "images/s", "peak MiB", box=None)
@@ -51,7 +58,7 @@ def run_bench(device: torch.device, *, scaling: bool, out: Path | None, console:
         table.add_row(whole.what, str(whole.batch), *numbers, rows[-2]["images_per_s"], rows[-2]["peak_mib"])
     console.print(table)
     if scaling:
-        table = Table("routing, one axis varied", *FIGURES.values(), box=None)
+        table = Table("routing, one axis varied", *COLUMNS.values(), box=None)
         for workload in routing.workloads(base, routing.AXES if cuda else routing.SMALL_AXES):
             measure_routing(workload, table)
         console.print(table)
@@ -61,12 +68,12 @@ def run_bench(device: torch.device, *, scaling: bool, out: Path | None, console:
     if scaling and out is not None:
         picture = out.with_suffix(".png")
         picture.write_bytes(png_bytes(figure_scaling(rows)))
-        console.print(f"drawn to {picture}", highlight=False)
+        console.print(f"figure written to {picture}", highlight=False)
     return rows
 
 
 def _routing_rows(workload: routing.Workload, base: bool, device: torch.device) -> list[routing.Row]:
-    """All backends in float32; on CUDA also TF32 and bf16 products. Along an axis, what people run."""
+    """Measure all backends in float32, on CUDA also with TF32 and bf16 products; along an axis only the usual ones."""
     rounds = 11 if base else 5
     if device.type != "cuda":
         return routing.measure(workload, ["reference", "chunked"], device, rounds=rounds)
@@ -90,14 +97,14 @@ def _routing_row(row: routing.Row, device: torch.device) -> dict[str, str]:
         "error": f"{row.error:.1e}",
         "forward_ms": f"{row.forward_ms:.4f}",
         "both_ms": f"{row.both_ms:.4f}",
-        "extra_mib": "" if row.extra_mib is None else f"{row.extra_mib:.1f}",
+        "extra_mib": rounded(row.extra_mib, 1),
         "gb_per_s": f"{work.numbers * dtype.itemsize / row.both_ms / 1e6:.0f}",
         "gflops": f"{work.operations / row.both_ms / 1e6:.0f}",
     }
 
 
 def _step_rows(row: step.StepRow, device: torch.device) -> list[dict[str, str]]:
-    """The CapsNet's row and its floor's."""
+    """The row of the CapsNet and that of its floor."""
     both = {"CapsNet": (row.capsnet_ms, row.capsnet_mib), "floor": (row.floor_ms, row.floor_mib)}
     return [
         blank_row(HEAD, device)
@@ -107,7 +114,7 @@ def _step_rows(row: step.StepRow, device: torch.device) -> list[dict[str, str]]:
             "backend": name,
             "both_ms": f"{ms:.4f}",
             "images_per_s": f"{row.batch / ms * 1e3:.0f}",
-            "peak_mib": "" if mib is None else f"{mib:.0f}",
+            "peak_mib": rounded(mib, 0),
         }
         for name, (ms, mib) in both.items()
     ]

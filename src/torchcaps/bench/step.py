@@ -1,5 +1,5 @@
-"""A training step of whole networks, and the CapsNet against its floor: the same convolutions and decoder, one Linear
-layer where routing was."""
+"""Training steps of whole networks. The CapsNet is compared with its floor: the same network with one Linear layer in
+place of routing, which is a lower bound for its run time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from torchcaps.bench.timing import Call, by_turns, extra_memory, recorded
+from torchcaps.bench.timing import Call, cuda_graph, extra_mib, median_seconds
 from torchcaps.data import Dataset
 from torchcaps.layers import mask_capsules
 from torchcaps.losses import combine
@@ -24,7 +24,11 @@ PAPER = ClassificationTask({"margin": 1.0, "reconstruction": 0.0005})  # the los
 
 
 class Floor(nn.Module):
-    """A CapsNet without capsules. Every other layer is the CapsNet's own kind and size."""
+    """A CapsNet whose class capsules are replaced by a Linear layer. All other layers are the same.
+
+    Args:
+        options: As for CapsNet.
+    """
 
     def __init__(self, **options: Any):
         super().__init__()
@@ -42,7 +46,7 @@ class Floor(nn.Module):
 
 
 class StepRow(NamedTuple):
-    """Milliseconds of a CapsNet and of its floor, how many times the floor's it is, and memory taken by either."""
+    """Run time and memory of a CapsNet and of its floor."""
 
     what: str
     batch: int
@@ -53,11 +57,12 @@ class StepRow(NamedTuple):
 
     @property
     def ratio(self) -> float:
+        """Run time of the CapsNet relative to its floor."""
         return self.capsnet_ms / self.floor_ms
 
 
 class NetworkRow(NamedTuple):
-    """Milliseconds of one training step of a network, and the memory that training takes."""
+    """Run time of a training step, and the memory that training takes."""
 
     name: str
     parameters: int
@@ -67,7 +72,7 @@ class NetworkRow(NamedTuple):
 
 
 def measure_network(name: str, device: torch.device, batch: int, rounds: int = 11) -> NetworkRow:
-    """A model by its name, as it is for MNIST, with its own losses; on CUDA in bf16, compiled, recorded."""
+    """Measure a model, sized for MNIST, with its own losses; on CUDA in bf16, compiled, as a CUDA graph."""
     with seeded(0, device):
         model = create_model(name).to(device)
         images, targets = _batch(batch, device)
@@ -78,18 +83,18 @@ def measure_network(name: str, device: torch.device, batch: int, rounds: int = 1
 def measure_training(
     model: nn.Module, images: Tensor, targets: Tensor, task: Task, rounds: int
 ) -> tuple[float, float | None]:
-    """Milliseconds of a step on these images, and MiB of memory; on CUDA in bf16, compiled, recorded."""
+    """Milliseconds and MiB of a training step on these images; on CUDA in bf16, compiled, as a CUDA graph."""
     device = images.device
     with tuned(device, tensor_cores=True):
-        call = training(model, images, targets, task)
-        mib = _memory(call, model, device, training=True)
+        call = training_step(model, images, targets, task)
+        mib = peak_mib(call, model, training=True)
         if device.type == "cuda":
-            call = recorded(call)
-        return by_turns({"step": call}, device, rounds)["step"] * 1e3, mib
+            call = cuda_graph(call)
+        return median_seconds({"step": call}, device, rounds)["step"] * 1e3, mib
 
 
 def measure(device: torch.device, batch: int, rounds: int = 11) -> list[StepRow]:
-    """Training step and inference at a batch size, and inference of one image; on CUDA in bf16, compiled, recorded."""
+    """Measure a training step, inference, and inference with batch 1; on CUDA in bf16, compiled, as CUDA graphs."""
     torch.manual_seed(0)
     models: dict[str, nn.Module] = {"capsnet": CapsNet().to(device), "floor": Floor().to(device)}
     rows = []
@@ -100,11 +105,11 @@ def measure(device: torch.device, batch: int, rounds: int = 11) -> list[StepRow]
             memory: dict[str, float | None] = {}
             for name, model in models.items():
                 trained = what == "training step"
-                calls[name] = (training if trained else _inference)(model, images, targets)
-                memory[name] = _memory(calls[name], model, device, trained)
+                calls[name] = (training_step if trained else _inference)(model, images, targets)
+                memory[name] = peak_mib(calls[name], model, trained)
                 if device.type == "cuda":
-                    calls[name] = recorded(calls[name])
-            ms = {name: seconds * 1e3 for name, seconds in by_turns(calls, device, rounds).items()}
+                    calls[name] = cuda_graph(calls[name])
+            ms = {name: seconds * 1e3 for name, seconds in median_seconds(calls, device, rounds).items()}
             rows.append(StepRow(what, size, ms["capsnet"], ms["floor"], memory["capsnet"], memory["floor"]))
     return rows
 
@@ -113,22 +118,22 @@ def _batch(size: int, device: torch.device) -> tuple[Tensor, Tensor]:
     return torch.rand(size, 1, 28, 28, device=device), torch.arange(size, device=device) % 10
 
 
-def _memory(call: Call, model: nn.Module, device: torch.device, training: bool) -> float | None:
-    """MiB: weights (in training also gradients and two moments of the same size), and what the call needs beyond."""
-    extra = extra_memory(call, device)
+def peak_mib(call: Call, model: nn.Module, training: bool) -> float | None:
+    """MiB that a call needs, with the weights and, in training, gradients and two moments of the same size."""
+    extra = extra_mib(call, next(model.parameters()).device)
     if extra is None:
         return None
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
-    return (extra + weights * (4 if training else 1)) / 2**20
+    return extra + weights * (4 if training else 1) / 2**20
 
 
-def training(model: nn.Module, images: Tensor, targets: Tensor, task: Task = PAPER) -> Call:
-    """A step on these images, over and over: forward, losses, backward, Adam."""
+def training_step(model: nn.Module, images: Tensor, targets: Tensor, task: Task = PAPER) -> Call:
+    """A function that runs one training step on these images: forward, losses, backward, Adam."""
     cuda = images.is_cuda
     if cuda:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    rate = torch.tensor(1e-3, device=images.device) if cuda else 1e-3
-    optimizer = torch.optim.Adam(model.parameters(), lr=rate, fused=True, capturable=cuda)
+    lr = torch.tensor(1e-3, device=images.device) if cuda else 1e-3
+    optimizer = torch.optim.Adam(model.parameters(), lr=lr, fused=True, capturable=cuda)
     loss_of = _loss_of(model, task)
 
     def step() -> None:

@@ -1,1 +1,1 @@
-"""The claims of the capsule literature, measured on capsule networks and on CNNs: `torchcaps reproduce claims`."""
+"""Claims of the capsule literature, tested on capsule networks and CNNs: `torchcaps reproduce claims`."""

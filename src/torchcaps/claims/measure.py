@@ -1,4 +1,4 @@
-"""What a trained network does on test digits: one figure for each claim."""
+"""Measure a trained network on test digits, with one number for each claim."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from torchcaps.models.evaluating import evaluating
 from torchcaps.robustness import attack, perturb
 from torchcaps.robustness.suites import crowding, unfamiliar
 
-SOME = 1000  # test digits for what takes long: attacks, unfamiliar images, poses
+NUM_SLOW = 1000  # test digits for the slow measurements: attacks, unfamiliar images, poses
 EPS, PGD_STEPS = 0.1, 20
-COVERED = 10  # pixels: the side of the square that covers a part of a digit
-TURNS = (-40, -30, -20, -10, 10, 20, 30, 40)  # degrees that the angle has to follow
+COVERED_PIXELS = 10  # side of the square that covers a part of a digit
+ROTATIONS = (-40, -30, -20, -10, 10, 20, 30, 40)  # degrees
 SHIFTS = ((3.5, 0.0), (0.0, -2.25), (-4.0, 3.0), (1.0, 1.0))  # pixels right and down
-FACTORS = (0.8, 0.9, 1.1, 1.25)
+SCALES = (0.8, 0.9, 1.1, 1.25)
 
 
 class Digits(NamedTuple):
     """MNIST's test digits in [0, 1].
 
     Attributes:
-        small: (N, 1, 28, 28) as they are.
-        centred: (N, 1, 40, 40) in the middle of a frame.
-        placed: (N, 1, 40, 40) anywhere in it, as in training.
-        targets: (N,) their classes.
-        affine: (4N, 1, 40, 40) the frozen affNIST-like set.
-        affine_targets: (4N,) their classes.
+        small: (N, 1, 28, 28) unchanged.
+        centred: (N, 1, 40, 40) in the centre of a larger image.
+        placed: (N, 1, 40, 40) at random positions in it, as in training.
+        targets: (N,) classes.
+        affine: (4N, 1, 40, 40) the fixed affNIST-like test set.
+        affine_targets: (4N,) its classes.
     """
 
     small: Tensor
@@ -49,7 +49,7 @@ class Digits(NamedTuple):
 
 
 def read_digits() -> Digits:
-    """Read MNIST's test digits and make of them what the claims are measured on."""
+    """Read MNIST's test digits and derive the test sets of the claims from them."""
     test = load_data(source="mnist", validation=0).test
     assert test is not None
     transformed = affnist_like(test)
@@ -58,62 +58,65 @@ def read_digits() -> Digits:
     return Digits(small, centred, placed, test.targets, affine, transformed.targets)
 
 
-def measure(model: ImageModel, digits: Digits, *, some: int = SOME, seed: int = 0) -> dict[str, float]:
-    """Measure one network on everything that the table of claims has.
+def measure(model: ImageModel, digits: Digits, *, slow: int = NUM_SLOW, seed: int = 0) -> dict[str, float]:
+    """Measure one network for every row in the table of claims.
 
-    Accuracies and shares are in percent. Scores that tell the unfamiliar apart are named "WHAT by SCORE".
+    Accuracies and shares are in percent. Results for detecting unfamiliar images are named "WHAT by SCORE".
 
     Args:
-        model: for digits in frames of 40×40.
-        digits: what it is measured on.
-        some: how many digits are used for what takes long.
-        seed: of noise, covered places, pairs and attacks.
+        model: A network for images of 40×40.
+        digits: The test digits.
+        slow: Number of digits for the slow measurements.
+        seed: Seed for noise, occlusion, pairs and attacks.
+
+    Returns:
+        Each result by its name.
     """
     found = accuracies(model, digits, seed)
-    chosen = torch.randperm(len(digits.targets), generator=torch.Generator().manual_seed(seed))[:some]
-    some_small, some_centred, targets = digits.small[chosen], digits.centred[chosen], digits.targets[chosen]
-    found |= shuffled(model, some_small, some_centred, seed)
-    found |= two_digits(model, some_centred, targets, seed)
-    found |= attacked(model, some_centred, targets, seed)
-    found |= unfamiliar_images(model, some_centred, targets, seed)
+    chosen = torch.randperm(len(digits.targets), generator=torch.Generator().manual_seed(seed))[:slow]
+    small, centred, targets = digits.small[chosen], digits.centred[chosen], digits.targets[chosen]
+    found |= shuffled(model, small, centred, seed)
+    found |= two_digits(model, centred, targets, seed)
+    found |= attacked(model, centred, targets, seed)
+    found |= unfamiliar_images(model, centred, targets, seed)
     if isinstance(model, PoseCaps):
-        found |= follow(model, some_centred, targets)
-        found |= equivariance_error(model, some_centred, targets)
+        found |= follow(model, centred, targets)
+        found |= equivariance_error(model, centred, targets)
     else:
-        found |= pose_follows_turns(model, some_centred, targets)
+        found |= pose_follows_turns(model, centred, targets)
     return {name: tidy(value) for name, value in found.items()}
 
 
 def accuracies(model: ImageModel, digits: Digits, seed: int = 0) -> dict[str, float]:
-    """Percent of all test digits that are found, changed in every way that the claims name."""
+    """Accuracy in percent on all test digits, for each change in the table of claims."""
 
-    def turned(degrees: float) -> list[Tensor]:
+    def rotated(degrees: float) -> list[Tensor]:
         return [perturb.rotate(digits.centred, sign * degrees) for sign in (1, -1)]
 
-    chance = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
     changed: dict[str, Callable[[], list[Tensor]]] = {
         "as in training": lambda: [digits.placed],
-        "turned 30": lambda: turned(30),
-        "turned 45": lambda: turned(45),
+        "turned 30": lambda: rotated(30),
+        "turned 45": lambda: rotated(45),
         "scaled": lambda: [perturb.scale(digits.centred, factor) for factor in (0.7, 1.3)],
-        "noise": lambda: [perturb.noise(digits.centred, 0.2, chance)],
+        "noise": lambda: [perturb.noise(digits.centred, 0.2, generator)],
         "blur": lambda: [perturb.blur(digits.centred, 1.0)],
-        "covered": lambda: [in_frame(perturb.occlude(digits.small, COVERED, chance))],
+        "covered": lambda: [in_frame(perturb.occlude(digits.small, COVERED_PIXELS, generator))],
     }
     found = {}
     for name, make in changed.items():
-        parts = [right(model, images, digits.targets) for images in make()]
+        parts = [accuracy_percent(model, images, digits.targets) for images in make()]
         found[name] = sum(parts) / len(parts)
-    return {"affine": right(model, digits.affine, digits.affine_targets), **found}
+    return {"affine": accuracy_percent(model, digits.affine, digits.affine_targets), **found}
 
 
-def right(model: ImageModel, images: Tensor, targets: Tensor) -> float:
-    """Percent of the images (N, 1, H, W) whose class is found."""
+def accuracy_percent(model: ImageModel, images: Tensor, targets: Tensor) -> float:
+    """Accuracy in percent on images (N, 1, H, W)."""
     return 100 * accuracy(ask({"": model}, images)[""].lengths, targets)
 
 
 def shuffled(model: ImageModel, small: Tensor, centred: Tensor, seed: int = 0) -> dict[str, float]:
-    """Percent of digits with their quarters in another order that are rejected when 95 % of the digits are kept."""
+    """Percent of digits with shuffled quadrants that are rejected when 95 % of the intact digits are accepted."""
     parts = perturb.scramble(small, torch.Generator().manual_seed(seed))
     known, other = score(model, centred), score(model, in_frame(parts))
     return {
@@ -122,14 +125,14 @@ def shuffled(model: ImageModel, small: Tensor, centred: Tensor, seed: int = 0) -
 
 
 def two_digits(model: ImageModel, centred: Tensor, targets: Tensor, seed: int = 0) -> dict[str, float]:
-    """Percent of overlaid pairs of two classes whose classes are the two most present ones."""
+    """Percent of overlaid pairs of two classes for which the two longest capsules are correct."""
     result = crowding({"": model}, centred, targets, seed=seed)
     curve = next(each for each in result["curves"] if each["measure"] == "shown classes are in the longest two")
     return {"two digits": 100 * curve["values"][""][curve["strengths"].index("two classes")]}
 
 
 def attacked(model: ImageModel, images: Tensor, targets: Tensor, seed: int = 0) -> dict[str, float]:
-    """Accuracy under PGD on the model's own loss and on cross-entropy, and how well scores tell the worse apart."""
+    """Accuracy under PGD on the model's own loss and on cross-entropy, and AUROC for detecting the stronger one."""
     known, found = score(model, images), dict[str, float]()
     worst: Tensor | None = None
     for name, decisive in (("PGD", False), ("PGD on cross-entropy", True)):
@@ -138,17 +141,17 @@ def attacked(model: ImageModel, images: Tensor, targets: Tensor, seed: int = 0) 
         for batch, classes in zip(images.split(BATCH), targets.split(BATCH)):
             loss = attack.loss_of(model, classes, decisive=decisive)
             parts.append(attack.pgd(loss, batch.to(model.device), EPS, steps=PGD_STEPS, generator=generator).cpu())
-        harmed = torch.cat(parts)
-        found[name] = right(model, harmed, targets)
+        attacked_images = torch.cat(parts)
+        found[name] = accuracy_percent(model, attacked_images, targets)
         if worst is None or found[name] < found["PGD"]:
-            worst = harmed
+            worst = attacked_images
     assert worst is not None
     other = score(model, worst)
     return found | {f"attacks told by {name}": separation(known[name], other[name])["auroc"] for name in known}
 
 
 def unfamiliar_images(model: ImageModel, images: Tensor, targets: Tensor, seed: int = 0) -> dict[str, float]:
-    """AUROC of every score for every kind of image that is no digit; for constant images percent rejected."""
+    """AUROC and rejection rate of every score for every kind of image that is not a digit."""
     result = unfamiliar({"": model}, images, targets, seed=seed)
     found = {}
     for curve in result["curves"]:
@@ -164,7 +167,7 @@ def unfamiliar_images(model: ImageModel, images: Tensor, targets: Tensor, seed: 
 
 
 def follow(model: PoseCaps, images: Tensor, targets: Tensor) -> dict[str, float]:
-    """How well placements follow turns, shifts and scales, each less what is read of the digit untouched."""
+    """How well placements follow rotations, shifts and scales, relative to the unchanged digit."""
     rows = torch.arange(len(targets))
 
     def read(changed: Tensor) -> dict[str, Tensor]:
@@ -178,27 +181,27 @@ def follow(model: PoseCaps, images: Tensor, targets: Tensor) -> dict[str, float]
         return {"x": x, "y": y, "angle": angle, "scale": scale}
 
     plain = read(images)
-    asked = torch.cat([torch.full_like(plain["angle"], degrees) for degrees in TURNS])
-    seen = torch.cat([read(perturb.rotate(images, degrees))["angle"] - plain["angle"] for degrees in TURNS])
+    applied = torch.cat([torch.full_like(plain["angle"], degrees) for degrees in ROTATIONS])
+    seen = torch.cat([read(perturb.rotate(images, degrees))["angle"] - plain["angle"] for degrees in ROTATIONS])
     seen = (seen + 180) % 360 - 180
-    places = []
+    distances = []
     for across, down in SHIFTS:
         moved = read(perturb.translate(images, across, down))
-        places.append(torch.hypot(moved["x"] - plain["x"] - across, moved["y"] - plain["y"] - down))
-    scales = [read(perturb.scale(images, factor))["scale"] / plain["scale"] / factor - 1 for factor in FACTORS]
+        distances.append(torch.hypot(moved["x"] - plain["x"] - across, moved["y"] - plain["y"] - down))
+    scales = [read(perturb.scale(images, factor))["scale"] / plain["scale"] / factor - 1 for factor in SCALES]
     return {
-        "angle slope": float((asked * seen).sum() / asked.square().sum()),
-        "angle error": float((asked - seen).abs().median()),
-        "place error": float(torch.cat(places).median()),
+        "angle slope": float((applied * seen).sum() / applied.square().sum()),
+        "angle error": float((applied - seen).abs().median()),
+        "place error": float(torch.cat(distances).median()),
         "scale error": 100 * float(torch.cat(scales).abs().median()),
     }
 
 
 def equivariance_error(model: PoseCaps, images: Tensor, targets: Tensor) -> dict[str, float]:
-    """How much the lengths on the lattice of a turned digit differ from those of the digit untouched, one step further.
+    """Mean absolute difference between a rotated digit's lengths on the lattice and the shifted original's.
 
-    The digit is turned by one step of the lattice's angles. Without interpolation the difference would be 0; on a
-    lattice of quarter turns it is. The mean absolute difference of the true class's lengths.
+    The digit is rotated, and the original's lengths are shifted, by one step of the lattice's angles; the lengths are
+    those of the true class. Only interpolation makes a difference: on a lattice of quarter turns it is 0.
     """
     angles = model.lattice.angles
     found = []
@@ -216,7 +219,7 @@ def equivariance_error(model: PoseCaps, images: Tensor, targets: Tensor) -> dict
 
 
 def pose_follows_turns(model: ImageModel, images: Tensor, targets: Tensor) -> dict[str, float]:
-    """R² of a straight line through a capsule's pose while its digit is turned; nothing of a model without poses."""
+    """R² of a line fitted to a capsule's pose while its digit is rotated; empty for a model without poses."""
     steps = []
     for degrees in (-30, -15, 0, 15, 30):
         poses = ask({"": model}, perturb.rotate(images, degrees))[""].poses
@@ -228,7 +231,7 @@ def pose_follows_turns(model: ImageModel, images: Tensor, targets: Tensor) -> di
 
 
 def score(model: ImageModel, images: Tensor) -> dict[str, Tensor]:
-    """Every score of images (N, C, H, W) that larger means more familiar, (N,); of a decoder also its error."""
+    """Every familiarity score (N,) of images (N, C, H, W); larger is more familiar. With a decoder also its error."""
     parts: dict[str, list[Tensor]] = {}
     for batch in images.split(BATCH):
         batch = batch.to(model.device)
@@ -243,6 +246,6 @@ def score(model: ImageModel, images: Tensor) -> dict[str, Tensor]:
 
 
 def in_frame(small: Tensor) -> Tensor:
-    """Put (N, 1, 28, 28) into the middle of a frame."""
+    """Pad images (N, 1, 28, 28) to the size of the frame."""
     edge = (FRAME - small.shape[-1]) // 2
     return torch.nn.functional.pad(small, (edge,) * 4)

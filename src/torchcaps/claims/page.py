@@ -1,4 +1,4 @@
-"""The results as tables: of a page with all claims, and a short one for the README."""
+"""The tables of claims, for a page with all claims and for the README."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torchcaps.claims.plan import COLUMNS, NETWORKS, RIVALS
+from torchcaps.claims.plan import BASELINES, COLUMNS, NETWORKS
 
-MARKS = re.compile(r"(<!-- claims: (\S+) -->\n).*?(<!-- end of claims -->)", re.DOTALL)
-OWN_SCORE = "familiarity"  # the score by which pose capsules answer "none of these"
-CERTAIN = 2.0  # standard errors beyond which one network is ahead of another
+MARKERS = re.compile(r"(<!-- claims: (\S+) -->\n).*?(<!-- end of claims -->)", re.DOTALL)
+OWN_SCORE = "familiarity"  # the score that pose capsules compare with their threshold
+MIN_STANDARD_ERRORS = 2.0  # by which one network must be ahead of another
 
 
 class Row(NamedTuple):
     """One line of the table.
 
     Attributes:
-        claim: of the literature.
-        words: what is measured.
-        study: a name in STUDIES.
-        measure: its name in the results; "WHAT by" stands for the best score of a network.
-        digits: after the point.
-        lower: whether a smaller figure is better.
-        short: whether the README has it, too.
+        claim: The claim of the literature.
+        words: What is measured.
+        study: A name in STUDIES.
+        measure: Name of the result; "WHAT by" means a network's best score.
+        digits: Decimals to show.
+        lower: Whether lower is better.
+        short: Whether the README shows it too.
     """
 
     claim: str
@@ -83,7 +83,7 @@ OTHERS = ("affine", "as in training", "turned 30", "turned 45", "scaled", "noise
 
 
 def write_page(out: Path) -> Path:
-    """Fill the tables of `out.md`, which is made if it is not there."""
+    """Fill the tables of `out.md`; create the page if it does not exist."""
     page = out.with_name(f"{out.name}.md")
     if not page.is_file():
         names = "\n\n".join(f"<!-- claims: {name} -->\n<!-- end of claims -->" for name in ("all", "poses", "others"))
@@ -93,10 +93,14 @@ def write_page(out: Path) -> Path:
 
 
 def fill_claims(page: Path, folder: Path) -> bool:
-    """Put the tables between the marks of a page: <!-- claims: all -->, short, poses or others.
+    """Write the tables between the markers of a page: <!-- claims: all -->, short, poses or others.
+
+    Args:
+        page: A Markdown file.
+        folder: Folder of the results.
 
     Returns:
-        Whether there were any marks.
+        Whether the page has any markers.
     """
     studies = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))}
     tables = {
@@ -110,18 +114,19 @@ def fill_claims(page: Path, folder: Path) -> bool:
         rows = tables[match[2]]()
         return match[1] + "".join(f"| {' | '.join(row)} |\n" for row in rows) + match[3]
 
-    text, count = MARKS.subn(table, page.read_text(encoding="utf-8"))
+    text, count = MARKERS.subn(table, page.read_text(encoding="utf-8"))
     page.write_text(text, encoding="utf-8")
     return count > 0
 
 
 def compare(own: Sequence[float], other: Sequence[float], *, lower: bool, paired: bool) -> tuple[float, float]:
-    """How far one network is ahead of another, and the standard error of that.
+    """How far one network is ahead of another, and the standard error of the difference.
 
     Args:
-        own, other: figures of either, one for each run.
-        lower: whether a smaller figure is better.
-        paired: whether the same run number means the same draw of images.
+        own: Its results, one per run.
+        other: The other network's results.
+        lower: Whether lower is better.
+        paired: Whether runs with the same index used the same images.
     """
     sign = -1 if lower else 1
     if paired and len(own) == len(other):
@@ -132,21 +137,23 @@ def compare(own: Sequence[float], other: Sequence[float], *, lower: bool, paired
 
 
 def verdict(studies: dict[str, Any], row: Row) -> str:
-    """Whether pose capsules are ahead of the best CNN of equal size beyond two standard errors."""
+    """Whether pose capsules are ahead of the best baseline by more than two standard errors."""
     own = values(studies, row, "posecaps")
-    against = {name: found for name in RIVALS if (found := values(studies, row, name))}
+    against = {name: found for name in BASELINES if (found := values(studies, row, name))}
     if not own or not against:
         return ""
     best = (min if row.lower else max)(against, key=lambda name: statistics.mean(against[name]))
     if min(len(own), len(against[best])) < 2:
         return "one run"
     ahead, error = compare(own, against[best], lower=row.lower, paired=row.study.startswith("few"))
-    word = "ahead" if ahead > CERTAIN * error else "behind" if ahead < -CERTAIN * error else "even"
+    word = (
+        "ahead" if ahead > MIN_STANDARD_ERRORS * error else "behind" if ahead < -MIN_STANDARD_ERRORS * error else "even"
+    )
     return f"{word} ({ahead:+.{row.digits}f} ± {error:.{row.digits}f}, {NETWORKS[best].title})"
 
 
 def values(studies: dict[str, Any], row: Row, network: str) -> list[float]:
-    """The figures of a network, one for each run; of several scores the best, of pose capsules their own."""
+    """A network's results, one per run. Of several scores: pose capsules' own, or another network's best."""
     found = studies.get(row.study, {}).get("networks", {}).get(network)
     if found is None:
         return []
@@ -200,5 +207,5 @@ def _cell(figures: Sequence[float], digits: int) -> str:
 
 
 def _error(figures: Sequence[float]) -> float:
-    """The standard error of the mean; 0 for a single figure."""
+    """The standard error of the mean; 0 for a single value."""
     return statistics.stdev(figures) / len(figures) ** 0.5 if len(figures) > 1 else 0.0

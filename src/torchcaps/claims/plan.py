@@ -11,38 +11,42 @@ from typing import NamedTuple
 from torchcaps.errors import UserError, did_you_mean
 from torchcaps.train.experiments.reproduce import Job
 
-PARAMETERS = 321_830  # of posecaps for MNIST, decoder not counted
+PARAMETERS = 321_830  # of posecaps for MNIST, without the decoder
 NO_DECODER = "loss.reconstruction=null"
 LATTICE = "turn: 60, scales: [0.8, 1.0, 1.25]"
-VIEWS = f"lattice_use: train, {LATTICE}, views: 3"  # as many as pose capsules have in training
-AUGMENTED = ("augment.rotate=60", "augment.scale=0.2", "augment.elastic=1.0")  # about what the flagship's views show it
+VIEWS = f"lattice_use: train, {LATTICE}, views: 3"  # as many as pose capsules use in training
+AUGMENTED = (
+    "augment.rotate=60",
+    "augment.scale=0.2",
+    "augment.elastic=1.0",
+)  # about as varied as the views of pose capsules
 
 
 class Network(NamedTuple):
     """One column of the tables.
 
     Attributes:
-        title: its name in the tables.
-        settings: what differs from the recipe of a study.
-        rate_of: the network whose learning rate it takes; by default its own.
-        rival: whether it counts as a CNN of equal size without views, which the flagship has to be ahead of.
-        weights_of: the network whose trained weights it takes; by default it is trained itself.
+        title: Its name in the tables.
+        settings: Settings that differ from the recipe of a study.
+        rate_of: The network whose learning rate it uses; by default its own.
+        baseline: Whether it is a CNN of equal size without views, to which pose capsules are compared.
+        weights_of: The network whose trained weights it uses; by default it is trained itself.
     """
 
     title: str
     settings: tuple[str, ...]
     rate_of: str | None = None
-    rival: bool = False
+    baseline: bool = False
     weights_of: str | None = None
 
 
 class Study(NamedTuple):
-    """A recipe that several networks are trained by, with the same data and the same seeds.
+    """A recipe with which several networks are trained, on the same data and with the same seeds.
 
     Attributes:
-        recipe: the flagship's recipe; for other networks a few of its settings are replaced.
-        runs: how many seeds; with few images each seed draws other images, the same for every network.
-        networks: names in NETWORKS.
+        recipe: The recipe for pose capsules; other networks replace some of its settings.
+        runs: Number of seeds. With few images each seed draws different images, the same for every network.
+        networks: Names in NETWORKS.
     """
 
     recipe: str
@@ -51,17 +55,17 @@ class Study(NamedTuple):
 
 
 def _equal(model: str, more: str = "") -> tuple[str, ...]:
-    """A network with as many parameters as the flagship, and nothing of the flagship's options."""
+    """Settings of a network with as many parameters as pose capsules, and none of their options."""
     return f"model={{name: {model}, parameters: {PARAMETERS}{more and ', '}{more}}}", NO_DECODER
 
 
 NETWORKS = {
     "posecaps": Network("pose capsules", ()),
     "capsnet": Network("classic CapsNet", ("model={name: capsnet, variant: authors}", "loss.reconstruction=0.003")),
-    "plain_cnn": Network("plain CNN", _equal("matched_cnn"), rival=True),
-    "strong_cnn": Network("strong CNN", _equal("strong_cnn"), rival=True),
-    "small_resnet": Network("ResNet", _equal("small_resnet"), rival=True),
-    "pooled_cnn": Network("9×9 CNN, pooled", _equal("pooled_cnn"), rival=True),
+    "plain_cnn": Network("plain CNN", _equal("matched_cnn"), baseline=True),
+    "strong_cnn": Network("strong CNN", _equal("strong_cnn"), baseline=True),
+    "small_resnet": Network("ResNet", _equal("small_resnet"), baseline=True),
+    "pooled_cnn": Network("9×9 CNN, pooled", _equal("pooled_cnn"), baseline=True),
     "pooled_cnn_published": Network(
         "9×9 CNN, pooled, as published", ("model={name: pooled_cnn}", NO_DECODER), "pooled_cnn"
     ),
@@ -83,8 +87,8 @@ NETWORKS = {
     ),
 }
 COLUMNS = ("capsnet", "posecaps", "plain_cnn", "strong_cnn", "small_resnet")
-RIVALS = tuple(name for name, network in NETWORKS.items() if network.rival)
-FEW = ("posecaps", *RIVALS[:3], "capsnet", "strong_cnn_augmented")
+BASELINES = tuple(name for name, network in NETWORKS.items() if network.baseline)
+FEW = ("posecaps", *BASELINES[:3], "capsnet", "strong_cnn_augmented")
 
 STUDIES = {
     "affine": Study("posecaps-affnist", 3, tuple(NETWORKS)),
@@ -96,37 +100,37 @@ STUDIES = {
 
 
 def learning_rate(study: str, network: str) -> float | None:
-    """The rate with the highest accuracy on held-out training digits in rates.csv; None if it was not searched for.
+    """The rate with the highest accuracy on held-out training digits in rates.csv; None if no search was made.
 
-    Where rates were tried with different numbers of epochs, the longest runs decide. The studies with few images share
-    the rate that was found with ten images a class.
+    If rates were tried with different numbers of epochs, the longest runs count. The studies with few images share the
+    rate found with ten images per class.
     """
     searched = "few-10" if study.startswith("few") else study
-    asked = (searched, NETWORKS[network].rate_of or network)
+    key = (searched, NETWORKS[network].rate_of or network)
     with (resources.files("torchcaps") / "claims" / "rates.csv").open(encoding="utf-8") as file:
-        rows = [row for row in csv.DictReader(file) if (row["study"], row["network"]) == asked]
+        rows = [row for row in csv.DictReader(file) if (row["study"], row["network"]) == key]
     best = max(rows, key=lambda row: (int(row["epochs"]), float(row["held-out accuracy"])), default=None)
     return None if best is None else float(best["rate"])
 
 
 def settings_of(study: str, network: str, rate: float | None = None) -> list[str]:
-    """What is set for a network in a study; with `rate`, another learning rate than the chosen one."""
+    """Settings of a network in a study; `rate` replaces its learning rate."""
     rate = learning_rate(study, network) if rate is None else rate
     return [*NETWORKS[network].settings, *([] if rate is None else [f"optim.lr={rate}"])]
 
 
 def jobs(studies: Sequence[str], networks: Sequence[str], runs: Path) -> dict[tuple[str, str], list[Job]]:
-    """Every run that is asked for, by study and network; networks with the same weights share their runs.
+    """All runs of some studies, by study and network; networks with the same weights share their runs.
 
     Args:
-        studies: names in STUDIES; none for all.
-        networks: names in NETWORKS; none for all of a study.
-        runs: folder of the runs.
+        studies: Names in STUDIES; empty for all.
+        networks: Names in NETWORKS; empty for all of a study.
+        runs: Folder of the runs.
     """
-    for given, known in ((studies, STUDIES), (networks, NETWORKS)):
+    for what, given, known in (("study", studies, STUDIES), ("network", networks, NETWORKS)):
         for name in given:
             if name not in known:
-                raise UserError(f"claims: there is no {name!r}: {did_you_mean(name, known)}")
+                raise UserError(f"claims: unknown {what} {name!r}: {did_you_mean(name, known)}")
     found = {}
     for name in studies or STUDIES:
         study = STUDIES[name]

@@ -187,7 +187,7 @@ def bench(
     ] = None,
 ) -> None:
     """Time every routing backend, after checking it, and the network against one without capsules."""
-    from torchcaps.bench.family import family_of, run_family
+    from torchcaps.bench.family import parse_routings, run_family
     from torchcaps.bench.masks import run_masks
     from torchcaps.bench.run import run_bench
     from torchcaps.train.loop import Interrupted
@@ -198,7 +198,7 @@ def bench(
         run_masks(make_device(device), out=out_, console=out)
     elif routing is not None:
         try:
-            run_family(family_of(routing), make_device(device), epochs=epochs, out=out_, console=out)
+            run_family(parse_routings(routing), make_device(device), epochs=epochs, out=out_, console=out)
         except Interrupted:
             raise typer.Exit(130) from None
     else:

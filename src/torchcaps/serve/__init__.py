@@ -1,1 +1,1 @@
-"""The capsule explorer: a page to draw on, and the API behind it. Needs the extra `serve`."""
+"""The capsule explorer, a web page to draw on and the API behind it. Needs the extra `serve`."""

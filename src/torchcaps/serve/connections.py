@@ -1,4 +1,4 @@
-"""Connections that ask nothing are closed: uvicorn by itself closes only those that have asked something."""
+"""Close idle connections. uvicorn's own keep-alive timeout starts only after a first request."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from asyncio import TimerHandle, Transport
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-SILENT_SECONDS = 10.0  # until the head of a request must have arrived: the first, or the next
+MAX_IDLE_SECONDS = 10.0  # until the head of the first or next request must have arrived
 
 
 class Connection(H11Protocol):
@@ -14,7 +14,7 @@ class Connection(H11Protocol):
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._expect_request()
+        self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -23,14 +23,14 @@ class Connection(H11Protocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self._expect_request()
+        self._start_timer()
 
-    def _expect_request(self) -> None:
+    def _start_timer(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
-        self._deadline = self.loop.call_later(SILENT_SECONDS, self._give_up)
+        self._deadline = self.loop.call_later(MAX_IDLE_SECONDS, self._close_if_idle)
 
-    def _give_up(self) -> None:
-        asked = self.cycle is not None and not self.cycle.response_complete
-        if not asked:
+    def _close_if_idle(self) -> None:
+        busy = self.cycle is not None and not self.cycle.response_complete
+        if not busy:
             self.transport.close()

@@ -1,4 +1,4 @@
-"""The questions the explorer answers: pictures and numbers in, answers out, and nothing of the web."""
+"""The explorer's API without the web: takes request bodies, runs the models and returns response bodies."""
 
 from __future__ import annotations
 
@@ -15,181 +15,190 @@ from torchcaps.explain.sweep import SWEEP
 from torchcaps.explain.votes import RoutingTrace, routing_trace, view
 from torchcaps.models import CapsuleModel, ImageModel, Placement
 from torchcaps.robustness.perturb import affine
-from torchcaps.serve import answers, requests
-from torchcaps.serve.answers import numbers
+from torchcaps.serve import requests, responses
+from torchcaps.serve.inference import decoded_classes, longest, predict, predicted_classes, reconstruct
 from torchcaps.serve.pictures import coloured, data_url, missing, strip
 from torchcaps.serve.poses import placements_of
-from torchcaps.serve.reading import answered, decoded, draw, longest, look
+from torchcaps.serve.responses import numbers
 from torchcaps.serve.served_models import ServedModel
 
-PICTURED = 7  # points of a curve that are shown as pictures
-AT_ONCE = 8  # images of a curve that go through a model before others get their turn
-VIEWS = 24  # of images, the same: a model may look at each of them many times
+MAX_CURVE_PICTURES = 7  # pictures per curve
+MAX_BATCH_IMAGES = 8  # images of a curve per batch; other requests may run between batches
+MAX_BATCH_VIEWS = 24  # the same, counted in views, for models that compute many views of each image
 
 
 class Explorer:
-    """Stateless: an answer depends on its question alone, whatever was asked before or is asked at the same time."""
+    """Answers requests about the served models. It keeps no state between requests.
+
+    Args:
+        served_models: The models; the first is the default.
+    """
 
     def __init__(self, served_models: Sequence[ServedModel]):
         self.served_models = {served.name: served for served in served_models}
         self.default = served_models[0].name
-        self._turn = Lock()  # a model uses all cores: two questions at once would only be in each other's way
+        self._lock = Lock()  # a model uses all cores, so running two at once gains nothing
 
-    def models(self) -> answers.ModelsAnswer:
+    def models(self) -> responses.ModelsResponse:
         models = [served.describe() for served in self.served_models.values()]
-        return answers.ModelsAnswer(default=self.default, models=models)
+        return responses.ModelsResponse(default=self.default, models=models)
 
-    def predict(self, question: requests.PredictRequest) -> answers.PredictAnswer:
-        """What a picture shows, and the picture again as its capsules describe it."""
-        served = self._exhibit(question.model)
-        _check_classes(question.decode or [], served.model)
-        image = served.see(question.image)
-        with self._asking():
-            seen = look(served, image, question)
-            classes, familiarity = answered(served.model, image, seen.output, question.reject)
-        lengths, placement = seen.output.lengths[0], seen.output.placement
-        together = lacking = error = None
-        if seen.redrawn is not None:
-            whole = seen.redrawn.sum(0).clamp(max=1)
-            colours = [coloured(picture.mean(0), index) for index, picture in enumerate(seen.redrawn)]
+    def predict(self, request: requests.PredictRequest) -> responses.PredictResponse:
+        """Classify an image, and reconstruct it from its capsules."""
+        served = self._find(request.model)
+        _check_classes(request.decode or [], served.model)
+        image = served.preprocess(request.image)
+        with self._inference():
+            found = predict(served, image, request)
+            classes, familiarity = predicted_classes(served.model, image, found.output, request.reject)
+        lengths, placement = found.output.lengths[0], found.output.placement
+        together = difference = error = None
+        if found.reconstructions is not None:
+            whole = found.reconstructions.sum(0).clamp(max=1)
+            colours = [coloured(picture.mean(0), index) for index, picture in enumerate(found.reconstructions)]
             together = data_url(torch.stack(colours).sum(0))
-            lacking = data_url(missing(image.mean(0), whole.mean(0)))
+            difference = data_url(missing(image.mean(0), whole.mean(0)))
             error = numbers((image - whole).square().mean())
-        return answers.PredictAnswer(
+        return responses.PredictResponse(
             model=served.name,
             seen=data_url(image),
             lengths=numbers(lengths),
-            winners=longest(lengths, question.top),
+            winners=longest(lengths, request.top),
             classes=classes,
             familiarity=familiarity,
             placements=None if placement is None else placements_of(placement)[0],
-            decoded=decoded(seen),
+            decoded=decoded_classes(found),
             together=together,
-            missing=lacking,
+            missing=difference,
             error=error,
         )
 
-    def reconstruct(self, question: requests.ReconstructRequest) -> answers.ReconstructAnswer:
-        """The picture that a pose stands for; when asked, with each dimension changed in turn."""
-        served = self._exhibit(question.model)
-        _check_classes([question.class_], served.model)
-        image = None if question.compare is None else served.see(question.compare)
-        with self._asking():
-            drawn = draw(served, question)
-        picture = drawn.pictures[0]
-        return answers.ReconstructAnswer(
+    def reconstruct(self, request: requests.ReconstructRequest) -> responses.ReconstructResponse:
+        """Decode a pose; on request also with each dimension varied in turn."""
+        served = self._find(request.model)
+        _check_classes([request.class_], served.model)
+        image = None if request.compare is None else served.preprocess(request.compare)
+        with self._inference():
+            found = reconstruct(served, request)
+        picture = found.pictures[0]
+        return responses.ReconstructResponse(
             reconstruction=data_url(picture),
-            upright=None if drawn.upright is None else data_url(drawn.upright),
+            upright=None if found.upright is None else data_url(found.upright),
             difference=None if image is None else data_url(missing(image.mean(0), picture.mean(0))),
-            sweep=_sweep(drawn.pictures[1:], len(question.pose), drawn.parts) if question.sweep else None,
+            sweep=_sweep(found.pictures[1:], len(request.pose), found.parts) if request.sweep else None,
         )
 
-    def lattice(self, question: requests.LatticeRequest) -> answers.LatticeAnswer:
-        """How long the class capsules are in each view of a picture."""
-        served = self._exhibit(question.model)
-        model, image = served.poses, served.see(question.image)
-        with self._asking():
-            lengths_ASJ, seen = lattice_lengths(model, image), read_poses(model, image[None])
-        return answers.LatticeAnswer(
+    def lattice(self, request: requests.LatticeRequest) -> responses.LatticeResponse:
+        """Compute the length of each class capsule in each view of an image."""
+        served = self._find(request.model)
+        model, image = served.poses, served.preprocess(request.image)
+        with self._inference():
+            lengths_ASJ, read = lattice_lengths(model, image), read_poses(model, image[None])
+        return responses.LatticeResponse(
             model=served.name,
             seen=data_url(image),
             angles=list(model.lattice.angles),
             scales=list(model.lattice.scales),
             lengths=numbers(lengths_ASJ.movedim(-1, 0)),
-            presence=numbers(seen.lengths[0]),
-            placements=placements_of(seen.placement)[0],
+            presence=numbers(read.lengths[0]),
+            placements=placements_of(read.placement)[0],
         )
 
-    def routing(self, question: requests.RoutingRequest) -> answers.RoutingAnswer:
-        """Which parts speak for which class, iteration by iteration."""
-        served = self._exhibit(question.model)
-        (types, rows, columns), part = served.parts, question.part
+    def routing(self, request: requests.RoutingRequest) -> responses.RoutingResponse:
+        """Compute which parts support which class, for each iteration of routing."""
+        served = self._find(request.model)
+        (types, rows, columns), part = served.part_grid, request.part
         if part is not None and not (part.type < types and part.row < rows and part.column < columns):
             raise UserError(f"part: {served.name} has {types} types of parts in {rows} rows and {columns} columns")
-        image = served.see(question.image)
-        with self._asking():
-            said = routing_trace(served.capsules, image, question.iterations)
+        image = served.preprocess(request.image)
+        with self._inference():
+            trace = routing_trace(served.capsules, image, request.iterations)
         support_RJTHW, couplings_RJTHW = (
             values_RIJ.unflatten(1, (types, rows, columns)).movedim(-1, 1)
-            for values_RIJ in (said.support, said.couplings)
+            for values_RIJ in (trace.support, trace.couplings)
         )
-        lengths_THW = said.parts.view(types, rows, columns)
+        lengths_THW = trace.parts.view(types, rows, columns)
         coupling_RJHW = (couplings_RJTHW * lengths_THW).sum(2) / lengths_THW.sum(0).clamp_min(1e-12)
-        told = (said.lengths, said.entropy, support_RJTHW.sum(2), support_RJTHW.sum((3, 4)), coupling_RJHW)
-        return answers.RoutingAnswer(
+        columns_R = (trace.lengths, trace.entropy, support_RJTHW.sum(2), support_RJTHW.sum((3, 4)), coupling_RJHW)
+        return responses.RoutingResponse(
             model=served.name,
             seen=data_url(image),
             lengths_of_parts=numbers(lengths_THW),
             steps=[
-                answers.Step(lengths=lengths, entropy=entropy, support=support, types=by_type, coupling=coupling)
-                for lengths, entropy, support, by_type, coupling in zip(*map(numbers, told))
+                responses.RoutingStep(
+                    lengths=lengths, entropy=entropy, support=support, types=by_type, coupling=coupling
+                )
+                for lengths, entropy, support, by_type, coupling in zip(*map(numbers, columns_R))
             ],
-            part=None if part is None else _part(served, said, part),
+            part=None if part is None else _part(served, trace, part),
         )
 
-    def transform(self, question: requests.TransformRequest) -> answers.TransformAnswer:
-        """The picture moved, what the models then answer, and their answers all along one of the moves."""
-        served = self._exhibit(question.model)
-        rival = self._rival(served)
-        image = served.see(question.image)[None]
-        moves = {name: getattr(question, name) for name in requests.MOVES}
-        values = [] if question.along is None else _along(question.along, question.steps)
-        path = [moves, *({**moves, question.along: value} for value in values)]
-        moved = torch.cat([affine(image, **each) for each in path])
-        lengths_BJ, placement = self._read(served, moved)  # in one go: an image alone takes twice as long
+    def transform(self, request: requests.TransformRequest) -> responses.TransformResponse:
+        """Transform an image and predict it again; on request also along a curve of one parameter."""
+        served = self._find(request.model)
+        other = self._comparison_model(served)
+        image = served.preprocess(request.image)[None]
+        setting = {name: getattr(request, name) for name in requests.TRANSFORM_RANGES}
+        values = [] if request.along is None else _curve_values(request.along, request.steps)
+        settings = [setting, *({**setting, request.along: value} for value in values)]
+        images = torch.cat([affine(image, **each) for each in settings])
+        # The single image shares a batch with the curve: a batch of its own would take twice as long.
+        lengths_BJ, placement = self._read(served, images)
         lengths, placements = numbers(lengths_BJ), None if placement is None else placements_of(placement)
-        chances = None if rival is None else numbers(self._read(rival, moved)[0])
+        probabilities = None if other is None else numbers(self._read(other, images)[0])
         curve = None
-        if question.along is not None:
-            shown = torch.linspace(0, len(values) - 1, min(PICTURED, len(values))).round().int().tolist()
-            curve = answers.Curve(
-                along=question.along,
+        if request.along is not None:
+            shown = torch.linspace(0, len(values) - 1, min(MAX_CURVE_PICTURES, len(values))).round().int().tolist()
+            curve = responses.Curve(
+                along=request.along,
                 values=values,
                 lengths=lengths[1:],
-                comparison=chances and chances[1:],
+                comparison=probabilities and probabilities[1:],
                 placements=placements and placements[1:],
-                pictures=[data_url(moved[1 + index]) for index in shown],
+                pictures=[data_url(images[1 + index]) for index in shown],
                 pictured=[values[index] for index in shown],
             )
-        return answers.TransformAnswer(
+        return responses.TransformResponse(
             model=served.name,
-            seen=data_url(moved[0]),
+            seen=data_url(images[0]),
             lengths=lengths[0],
             placements=placements and placements[0],
-            comparison=rival and chances and answers.Comparison(name=rival.name, probabilities=chances[0]),
+            comparison=other
+            and probabilities
+            and responses.Comparison(name=other.name, probabilities=probabilities[0]),
             curve=curve,
         )
 
-    def _exhibit(self, name: str | None) -> ServedModel:
+    def _find(self, name: str | None) -> ServedModel:
         found = self.served_models.get(self.default if name is None else name)
         if found is None:
             raise UserError(f"model: {did_you_mean(name or '', self.served_models)}")
         return found
 
-    def _rival(self, served: ServedModel) -> ServedModel | None:
-        """The model to compare with, if it sees pictures of the same size."""
+    def _comparison_model(self, served: ServedModel) -> ServedModel | None:
+        """The model to compare with, if it takes images of the same size."""
         others = (other for other in self.served_models.values() if other.role == "comparison" and other is not served)
         return next((other for other in others if other.model.image_shape == served.model.image_shape), None)
 
     def _read(self, served: ServedModel, images: Tensor) -> tuple[Tensor, Placement | None]:
-        """Lengths and placements, each (B, J); a few images at a time, so that nobody waits for a whole curve."""
-        model, found, placed = served.model, [], []
-        for some in images.split(max(1, min(AT_ONCE, VIEWS // served.views))):
-            with self._asking():  # no decoder draws: nobody looks at it
+        """Lengths and placements, each (B, J). Runs in small batches, so that other requests need not wait long."""
+        model, lengths, placements = served.model, [], []
+        for batch in images.split(max(1, min(MAX_BATCH_IMAGES, MAX_BATCH_VIEWS // served.num_views))):
+            with self._inference():  # without the decoder, whose output is not used
                 if has_placement(model):
-                    seen = read_poses(model, some)
-                    found.append(seen.lengths)
-                    placed.append(seen.placement)
+                    read = read_poses(model, batch)
+                    lengths.append(read.lengths)
+                    placements.append(read.placement)
                 elif isinstance(model, CapsuleModel):
-                    found.append(model.classes(model.children_of(some)).activation)
+                    lengths.append(model.classes(model.children_of(batch)).activation)
                 else:
-                    found.append(model(some).lengths)
-        parts = [None if part[0] is None else torch.cat(part) for part in zip(*placed)]
-        return torch.cat(found), Placement._make(parts) if placed else None
+                    lengths.append(model(batch).lengths)
+        parts = [None if part[0] is None else torch.cat(part) for part in zip(*placements)]
+        return torch.cat(lengths), Placement._make(parts) if placements else None
 
     @contextmanager
-    def _asking(self) -> Iterator[None]:
-        with self._turn, torch.inference_mode():
+    def _inference(self) -> Iterator[None]:
+        with self._lock, torch.inference_mode():
             yield
 
 
@@ -198,36 +207,36 @@ def _check_classes(classes: Sequence[int], model: ImageModel) -> None:
         raise UserError(f"class: the model has {model.num_classes} classes, numbered from 0")
 
 
-def _along(move: str, steps: int) -> list[float]:
-    """Evenly from end to end; scales by equal factors, so that twice is as far from once as half."""
-    low, high = requests.MOVES[move]
-    if move == "scale":
+def _curve_values(parameter: str, steps: int) -> list[float]:
+    """Evenly spaced values over a parameter's range; scales are spaced evenly on a logarithmic axis."""
+    low, high = requests.TRANSFORM_RANGES[parameter]
+    if parameter == "scale":
         return torch.logspace(-2, 2, steps, base=2, dtype=torch.float64).tolist()
     return torch.linspace(low, high, steps, dtype=torch.float64).tolist()
 
 
-def _sweep(drawn: Tensor, dimensions: int, parts: list[answers.PartSweep]) -> answers.Sweep:
-    """A row for each dimension, a column for each value."""
-    rows = strip(drawn.unflatten(0, (dimensions, len(SWEEP))))
-    height, width = drawn.shape[-2:]
+def _sweep(pictures: Tensor, dimensions: int, parts: list[responses.PlacementSweep]) -> responses.Sweep:
+    """Arrange pictures with one row per dimension and one column per value."""
+    rows = strip(pictures.unflatten(0, (dimensions, len(SWEEP))))
+    height, width = pictures.shape[-2:]
     sizes = {"dimensions": dimensions, "height": height, "width": width}
-    return answers.Sweep(values=list(SWEEP), picture=data_url(rows), parts=parts, **sizes)
+    return responses.Sweep(values=list(SWEEP), picture=data_url(rows), parts=parts, **sizes)
 
 
-def _part(served: ServedModel, said: RoutingTrace, part: requests.Part) -> answers.PartAnswer:
-    model, (_, rows, columns) = served.capsules, served.parts
+def _part(served: ServedModel, trace: RoutingTrace, part: requests.Part) -> responses.PartResponse:
+    model, (_, rows, columns) = served.capsules, served.part_grid
     index = (part.type * rows + part.row) * columns + part.column
     _, height, width = model.image_shape
     (top, bottom), (left, right) = view(model, 0).of(part.row, height), view(model, 1).of(part.column, width)
-    votes = numbers(said.votes[index].norm(dim=-1))
-    return answers.PartAnswer(
+    votes = numbers(trace.votes[index].norm(dim=-1))
+    return responses.PartResponse(
         type=part.type,
         row=part.row,
         column=part.column,
-        length=numbers(said.parts[index]),
+        length=numbers(trace.parts[index]),
         box=[top, left, bottom, right],
         steps=[
-            answers.PartStep(couplings=numbers(couplings), votes=votes, agreement=numbers(agreement))
-            for couplings, agreement in zip(said.couplings[:, index], said.agreement[:, index])
+            responses.PartStep(couplings=numbers(couplings), votes=votes, agreement=numbers(agreement))
+            for couplings, agreement in zip(trace.couplings[:, index], trace.agreement[:, index])
         ],
     )

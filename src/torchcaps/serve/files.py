@@ -1,4 +1,4 @@
-"""The page and the viewer of the API's description, as files that were listed when the server started."""
+"""Static files: the page and the API viewer, listed once when the server starts."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from fastapi.responses import FileResponse, Response
 from starlette.exceptions import HTTPException
 
 HERE = Path(__file__).parent
-READ = ["GET", "HEAD"]
-SWAGGER = ("swagger-ui-bundle.js", "swagger-ui.css", "favicon-32x32.png")
+READ_METHODS = ["GET", "HEAD"]
+SWAGGER_FILES = ("swagger-ui-bundle.js", "swagger-ui.css", "favicon-32x32.png")
 
 
 def file_routes() -> APIRouter:
-    """A client's path is a key to look up, and never a path to open."""
+    """Routes for static files. A client's path is only looked up in a list, never opened."""
     page, viewer = _listed(HERE / "static"), _listed(HERE / "viewer")
     swagger = Path(str(resources.files("fastapi_swagger.resources")))
-    viewer |= {name: swagger / name for name in SWAGGER}
+    viewer |= {name: swagger / name for name in SWAGGER_FILES}
     router = APIRouter(include_in_schema=False)
 
-    @router.api_route("/", methods=READ)
+    @router.api_route("/", methods=READ_METHODS)
     def index() -> Response:
         return _send(page, "index.html")
 
-    @router.api_route("/static/{name:path}", methods=READ)
+    @router.api_route("/static/{name:path}", methods=READ_METHODS)
     def static(name: str) -> Response:
         return _send(page, name)
 
-    @router.api_route("/docs", methods=READ)
+    @router.api_route("/docs", methods=READ_METHODS)
     def docs() -> Response:
         return _send(viewer, "index.html")
 
-    @router.api_route("/docs/{name}", methods=READ)
+    @router.api_route("/docs/{name}", methods=READ_METHODS)
     def docs_file(name: str) -> Response:
         return _send(viewer, name)
 
@@ -46,5 +46,5 @@ def _listed(folder: Path) -> dict[str, Path]:
 
 def _send(files: dict[str, Path], name: str) -> Response:
     if name not in files:
-        raise HTTPException(404, "there is no such file")
+        raise HTTPException(404, "no such file")
     return FileResponse(files[name])

@@ -1,4 +1,4 @@
-"""Pictures from a client, bounded before they are decoded, and pictures for it, as data URLs."""
+"""Images from clients, whose size is checked before they are decoded, and images for clients, as data URLs."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from torchcaps.errors import UserError
 MAX_BYTES = 1 << 20  # of a picture file
 MAX_SIDE_PIXELS = 2048  # of a picture file
 FORMATS = ("PNG", "JPEG", "WEBP")  # no other decoder of Pillow ever sees what a client sent
-BOX = 20 / 28  # share of the picture that the ink of MNIST was fitted into
-FAINT = 0.1  # below it, a pixel is paper
-LACKING, MADE_UP = "#ff6b6b", "#4dabf7"  # of light colours: pure red and blue can hardly be seen on black
+MNIST_BOX = 20 / 28  # size of a digit in MNIST, as a share of the image's side
+MIN_INK = 0.1  # a darker pixel is background
+MISSING_COLOUR, EXTRA_COLOUR = "#ff6b6b", "#4dabf7"  # light: pure red and blue are hardly visible on black
 COLOURS = ("#e8590c", "#1c7ed6", "#2b8a3e", "#ae3ec9", "#f08c00")
 
 
@@ -78,7 +78,7 @@ def _grey(image: Image.Image) -> Image.Image:
 
 
 def white_on_black(grey_HW: Tensor) -> Tensor:
-    """Inverted if its border is light: then it is dark ink on white paper."""
+    """Invert an image with a light border, which shows dark ink on light paper."""
     return 1 - grey_HW if _border(grey_HW).mean() > 0.5 else grey_HW
 
 
@@ -87,36 +87,36 @@ def _border(grey_HW: Tensor) -> Tensor:
 
 
 def ink(grey_HW: Tensor) -> Tensor:
-    """White on black without the paper, which photographs show grey, noisy and unevenly lit.
+    """Remove the background of a white-on-black image; in photographs it is grey, noisy and unevenly lit.
 
-    Paper is what the border is made of, ink what stands out from it: the darkest of it becomes white.
+    The border shows the background. Pixels that are clearly brighter are ink, and the brightest becomes 1.
     """
     border = _border(grey_HW)
     paper = border.median()
-    spread = (border - paper).abs().median() / 0.6745  # the standard deviation of a normal one, whatever crosses it
-    rest = (grey_HW - paper - 4 * spread).clamp_min(0)
-    most = rest.max()
-    return rest / most if most > FAINT else torch.zeros_like(rest)
+    spread = (border - paper).abs().median() / 0.6745  # a robust standard deviation
+    contrast = (grey_HW - paper - 4 * spread).clamp_min(0)
+    strongest = contrast.max()
+    return contrast / strongest if strongest > MIN_INK else torch.zeros_like(contrast)
 
 
 def fit(grey_HW: Tensor, height: int, width: int) -> Tensor:
-    """Stretched to another size, averaged where it shrinks."""
+    """Resize with antialiasing; the aspect ratio is not kept."""
     if grey_HW.shape == (height, width):
         return grey_HW
     return F.interpolate(grey_HW[None, None], (height, width), mode="bilinear", antialias=True)[0, 0].clamp(0, 1)
 
 
-def centre(grey_HW: Tensor, height: int, width: int, box: float = BOX) -> Tensor:
-    """The ink as MNIST has it: fitted into a box in the middle, its centre of mass at the picture's centre.
+def centre(grey_HW: Tensor, height: int, width: int, box: float = MNIST_BOX) -> Tensor:
+    """Scale and centre the ink as in MNIST: its bounding box gets a fixed size, its centre of mass is centred.
 
-    A picture without ink stays empty.
+    An image without ink stays empty.
 
     Args:
-        grey_HW: white ink on black.
-        height, width: of the result.
-        box: share of the result's sides that the ink is fitted into.
+        grey_HW: (H, W) white ink on black.
+        height, width: Size of the result.
+        box: Size of the ink's bounding box, as a share of the result's sides.
     """
-    ink = grey_HW > FAINT
+    ink = grey_HW > MIN_INK
     if not ink.any():
         return torch.zeros(height, width)
     rows, columns = ink.any(1).nonzero().flatten(), ink.any(0).nonzero().flatten()
@@ -130,14 +130,14 @@ def centre(grey_HW: Tensor, height: int, width: int, box: float = BOX) -> Tensor
 
 
 def _start(small: Tensor, axis: int, side: int) -> int:
-    """Where the first row (or column) goes so that the mean of the ink is in the middle, and nothing is cut off."""
+    """Position of the first row (or column) that centres the ink's centre of mass without cropping it."""
     mass = small.sum(1 - axis)
     middle = float((mass * torch.arange(len(mass))).sum() / mass.sum())
     return min(max(round((side - 1) / 2 - middle), 0), side - len(mass))
 
 
 def data_url(picture: Tensor) -> str:
-    """(H, W), or (C, H, W) in [0, 1], as a PNG that a page can show: in colour if C is 3, else grey."""
+    """Encode an image (H, W) or (C, H, W) in [0, 1] as a PNG data URL: in colour if C is 3, otherwise grey."""
     if picture.ndim == 3 and len(picture) != 3:
         picture = picture.mean(0)
     pixels = (picture.detach().clamp(0, 1) * 255).round().to(torch.uint8)
@@ -148,13 +148,13 @@ def data_url(picture: Tensor) -> str:
 
 
 def strip(pictures_RVCHW: Tensor) -> Tensor:
-    """(C, R·H, V·W): R rows of V pictures as one."""
+    """Tile (R, V, C, H, W) images into one of (C, R·H, V·W)."""
     rows, columns, channels, height, width = pictures_RVCHW.shape
     return pictures_RVCHW.permute(2, 0, 3, 1, 4).reshape(channels, rows * height, columns * width)
 
 
 def coloured(grey_HW: Tensor, index: int) -> Tensor:
-    """(3, H, W): a reconstruction in the colour of its place among the decoded ones."""
+    """(3, H, W) reconstruction, tinted with the colour that belongs to its index."""
     return _tint(COLOURS[index % len(COLOURS)], grey_HW)
 
 
@@ -164,6 +164,6 @@ def _tint(code: str, grey_HW: Tensor) -> Tensor:
 
 
 def missing(drawn_HW: Tensor, redrawn_HW: Tensor) -> Tensor:
-    """(3, H, W): red what was drawn but not reconstructed, blue what was reconstructed but not drawn."""
+    """(3, H, W) difference image: red where only the drawing has ink, blue where only the reconstruction has."""
     difference = drawn_HW - redrawn_HW
-    return _tint(LACKING, difference.clamp_min(0)) + _tint(MADE_UP, (-difference).clamp_min(0))
+    return _tint(MISSING_COLOUR, difference.clamp_min(0)) + _tint(EXTRA_COLOUR, (-difference).clamp_min(0))

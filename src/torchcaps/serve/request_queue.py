@@ -1,4 +1,4 @@
-"""Whose question is answered next: a few threads think, a bounded number of questions waits, in order."""
+"""A bounded queue for requests that run a model: a few threads work on them, first come, first served."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Protocol, TypeVar
 
 from starlette.exceptions import HTTPException
 
-Q = TypeVar("Q")
-A = TypeVar("A")
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class Client(Protocol):
@@ -18,27 +18,27 @@ class Client(Protocol):
 
 
 class RequestQueue:
-    """A few questions are thought about at a time, a bounded number waits, first come first served.
+    """Run handlers in a thread pool and reject requests once too many are waiting.
 
-    threads  that decode and think: each may hold a picture of 2048×2048, and the model is asked by one at a time
-    waiting  questions beyond them; a page has a few on their way, so this is a crowd that would wait for seconds
+    Args:
+        threads: Worker threads. Each may hold an image of 2048×2048; only one at a time runs a model.
+        waiting: Requests that may wait for a thread.
     """
 
     def __init__(self, threads: int = 4, waiting: int = 64):
         self._threads = ThreadPoolExecutor(threads, "explorer")
-        self._free = asyncio.Semaphore(threads)
-        self._places = threads + waiting
+        self._idle_threads = asyncio.Semaphore(threads)
+        self._free_slots = threads + waiting
 
-    async def ask(self, client: Client, answer: Callable[[Q], A], question: Q) -> A:
-        if self._places == 0:
-            raise HTTPException(
-                503, "too many questions wait for an answer: ask again in a moment", {"retry-after": "1"}
-            )
-        self._places -= 1
+    async def run(self, client: Client, handler: Callable[[T], R], request: T) -> R:
+        """Return `handler(request)`; raise 503 if the queue is full or the client has disconnected meanwhile."""
+        if self._free_slots == 0:
+            raise HTTPException(503, "too many requests are waiting; try again in a moment", {"retry-after": "1"})
+        self._free_slots -= 1
         try:
-            async with self._free:
-                if await client.is_disconnected():  # which may have been long ago; nobody will read this
-                    raise HTTPException(503, "the client has gone")
-                return await asyncio.get_running_loop().run_in_executor(self._threads, answer, question)
+            async with self._idle_threads:
+                if await client.is_disconnected():
+                    raise HTTPException(503, "the client disconnected")
+                return await asyncio.get_running_loop().run_in_executor(self._threads, handler, request)
         finally:
-            self._places += 1
+            self._free_slots += 1

@@ -1,4 +1,4 @@
-"""What a client may send: every field bounded, and nothing but these fields."""
+"""Request bodies of the API. Every field is bounded, and unknown fields are rejected."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
-MAX_TEXT_CHARACTERS = 1_400_200  # base64 of 1 MiB, and the words of a data URL before it
-MAX_ROWS = 1024  # of an array of pixels, and values in a row
+MAX_TEXT_CHARACTERS = 1_400_200  # 1 MiB in base64, with the prefix of a data URL
+MAX_ROWS = 1024  # rows of a pixel array, and values per row
 MAX_CLASSES = 1000
-MAX_FIELDS = 32  # of an object: more than any question has
-IMAGES = ("image", "compare")  # the fields that hold one: below them, the kind of image is no part of the path
-MOVES = {  # of a picture, and how far each may go
+MAX_FIELDS = 32  # fields of a JSON object; more than any request has
+IMAGE_FIELDS = ("image", "compare")  # pydantic puts the union's tag after these in the path of an error
+TRANSFORM_RANGES = {  # of each parameter of /api/transform
     "rotate": (-180.0, 180.0),
     "shift_x": (-14.0, 14.0),
     "shift_y": (-14.0, 14.0),
     "scale": (0.25, 4.0),
     "shear": (-1.0, 1.0),
 }
-SEVEN = {  # a picture to try the API with
+EXAMPLE_IMAGE = {  # a 7, to try the API with
     "png": "iVBORw0KGgoAAAANSUhEUgAAABwAAAAcAQAAAABaduI5AAAANElEQVR42mNgwAn+f2BgYmDgYGCC8gvgrAcQ"
     "FhMDI5zFcICBiYGJAaaEnQEmgWDxwWVxAADWTgUjY7wtzAAAAABJRU5ErkJggg==",
     "centre": True,
@@ -26,9 +26,9 @@ SEVEN = {  # a picture to try the API with
 
 
 class Request(BaseModel):
-    """Nothing is guessed: an unknown field is an error, and a number is never read out of a string.
+    """Strict base: an unknown field is an error, and strings are never converted to numbers.
 
-    Lists fail fast: only the first thing wrong is told, and to collect a million others takes seconds.
+    Lists fail fast, because only the first error is reported and collecting a million of them takes seconds.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
@@ -38,10 +38,10 @@ def _example(example: dict[str, Any]) -> ConfigDict:
     return ConfigDict(json_schema_extra={"examples": [example]})
 
 
-class Picture(Request):
+class ImageFile(Request):
     """An image file in base64."""
 
-    model_config = _example(SEVEN)
+    model_config = _example(EXAMPLE_IMAGE)
 
     png: str = Field(
         max_length=MAX_TEXT_CHARACTERS,
@@ -49,12 +49,12 @@ class Picture(Request):
         "1 MiB and 2048×2048 pixels. Dark ink on light paper is inverted.",
     )
     centre: bool = Field(
-        False, description="Take the paper away, make the ink white, and fit it into the middle, as in MNIST."
+        False, description="Remove the background, make the ink white, and centre and scale it as in MNIST."
     )
 
 
 def _whole(value: Any) -> Any:
-    """JSON has one kind of numbers: 8.0 is 8."""
+    """Convert 8.0 to 8: JSON does not distinguish integers from floats."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -63,18 +63,18 @@ Level = Annotated[float, Field(ge=0, le=1)]
 Row = Annotated[list[Level], Field(min_length=1, max_length=MAX_ROWS, fail_fast=True)]
 
 
-class Pixels(Request):
-    """The grey values themselves."""
+class PixelArray(Request):
+    """An array of grey values."""
 
     pixels: Annotated[list[Row], Field(min_length=1, max_length=MAX_ROWS, fail_fast=True)] = Field(
-        description="Rows of the model's own size; 1 is white ink, 0 black paper.",
+        description="Rows of values at the model's input size; 1 is white (ink), 0 is black (background).",
     )
 
 
 def too_many_fields(value: Any) -> bool:
-    """Whether an object, or one inside it, has more fields than any that is asked for.
+    """Return whether an object, or one nested in it, has more than MAX_FIELDS fields.
 
-    To be known before validation, which writes an error for each. Objects in lists never get that far.
+    Checked before validation, which would report an error for each field. Objects in lists fail on the first one.
     """
     if not isinstance(value, dict):
         return False
@@ -84,24 +84,26 @@ def too_many_fields(value: Any) -> bool:
 def _kind(value: Any) -> str:
     if isinstance(value, dict):
         return "pixels" if "pixels" in value else "png"
-    return "pixels" if isinstance(value, Pixels) else "png"
+    return "pixels" if isinstance(value, PixelArray) else "png"
 
 
-AnyImage = Annotated[Annotated[Picture, Tag("png")] | Annotated[Pixels, Tag("pixels")], Discriminator(_kind)]
-Name = Annotated[str | None, Field(max_length=200, description="A name that /api/model lists; the first if left away.")]
+AnyImage = Annotated[Annotated[ImageFile, Tag("png")] | Annotated[PixelArray, Tag("pixels")], Discriminator(_kind)]
+ModelName = Annotated[
+    str | None, Field(max_length=200, description="A name listed by /api/model; the default model if omitted.")
+]
 ClassIndex = Annotated[int, Field(ge=0, lt=MAX_CLASSES), WHOLE]
 Iterations = Annotated[
     Annotated[int, Field(ge=1, le=10), WHOLE] | None,
-    Field(description="Of routing; the model's own if left away."),
+    Field(description="Routing iterations; by default the model's own number."),
 ]
 
 
 class PredictRequest(Request):
-    model_config = _example({"image": SEVEN, "top": 2})
+    model_config = _example({"image": EXAMPLE_IMAGE, "top": 2})
 
     image: AnyImage
-    model: Name = None
-    top: Annotated[int, Field(ge=1, le=5, description="How many of the longest capsules are decoded."), WHOLE] = 1
+    model: ModelName = None
+    top: Annotated[int, Field(ge=1, le=5, description="How many of the longest capsules to decode."), WHOLE] = 1
     decode: Annotated[
         list[ClassIndex] | None,
         Field(min_length=1, max_length=5, fail_fast=True, description="Decode these classes instead of the longest."),
@@ -109,37 +111,37 @@ class PredictRequest(Request):
     iterations: Iterations = None
     reject: Annotated[
         Annotated[float, Field(ge=0, le=1)] | None,
-        Field(description="Answer none of the classes below this length, instead of by the model's own threshold."),
+        Field(description="Predict none of the classes below this length; overrides the model's own threshold."),
     ] = None
 
 
 class PlacementRequest(Request):
-    """Where and how a class is drawn, by a model of the kind `poses`."""
+    """Where and how a model of kind `poses` draws a class."""
 
-    x: Annotated[float, Field(ge=-1e4, le=1e4, description="Pixels; 0 is the middle of the leftmost pixel.")]
-    y: Annotated[float, Field(ge=-1e4, le=1e4, description="Pixels; 0 is the middle of the topmost pixel.")]
+    x: Annotated[float, Field(ge=-1e4, le=1e4, description="Pixels; 0 is the centre of the leftmost pixel.")]
+    y: Annotated[float, Field(ge=-1e4, le=1e4, description="Pixels; 0 is the centre of the topmost pixel.")]
     angle: Annotated[float, Field(ge=-360, le=360, description="Degrees, counter-clockwise.")] = 0.0
     scale: Annotated[float, Field(ge=0.05, le=20)] = 1.0
-    stretch: Annotated[float, Field(ge=0.05, le=20, description="How much wider than high a square becomes.")] = 1.0
-    shear: Annotated[float, Field(ge=-5, le=5, description="Pixels to the right for each pixel up.")] = 0.0
+    stretch: Annotated[float, Field(ge=0.05, le=20, description="Aspect ratio of a square after stretching.")] = 1.0
+    shear: Annotated[float, Field(ge=-5, le=5, description="Pixels to the right per pixel up.")] = 0.0
 
 
 class ReconstructRequest(Request):
     model_config = _example({"class": 7, "pose": [0.2, -0.2] * 8})
 
-    class_: ClassIndex = Field(alias="class", description="The class whose capsule has this pose.")
+    class_: ClassIndex = Field(alias="class", description="Index of the class to reconstruct.")
     pose: Annotated[list[Annotated[float, Field(ge=-10, le=10)]], Field(min_length=1, max_length=256, fail_fast=True)]
-    model: Name = None
+    model: ModelName = None
     placement: Annotated[
         PlacementRequest | None,
-        Field(description="Of a model of the kind `poses`: where to draw it; upright in the middle if left away."),
+        Field(description="Only for kind `poses`: where to draw the class; by default upright in the centre."),
     ] = None
-    sweep: Annotated[bool, Field(description="Also change each dimension in turn by −0.25 … 0.25.")] = False
+    sweep: Annotated[bool, Field(description="Also vary each dimension in turn from −0.25 to 0.25.")] = False
     compare: AnyImage | None = None
 
 
 class Part(Request):
-    """One primary capsule, by its type and its place in the grid."""
+    """One primary capsule, given by its type and its position in the grid."""
 
     type: Annotated[int, Field(ge=0, lt=100_000), WHOLE]
     row: Annotated[int, Field(ge=0, lt=10_000), WHOLE]
@@ -147,35 +149,38 @@ class Part(Request):
 
 
 class RoutingRequest(Request):
-    model_config = _example({"image": SEVEN, "part": {"type": 0, "row": 2, "column": 3}})
+    model_config = _example({"image": EXAMPLE_IMAGE, "part": {"type": 0, "row": 2, "column": 3}})
 
     image: AnyImage
-    model: Name = None
+    model: ModelName = None
     iterations: Iterations = None
     part: Part | None = None
 
 
 class LatticeRequest(Request):
-    model_config = _example({"image": SEVEN})
+    model_config = _example({"image": EXAMPLE_IMAGE})
 
     image: AnyImage
-    model: Name = None
+    model: ModelName = None
 
 
-def _within(move: str, description: str) -> Any:
-    low, high = MOVES[move]
+def _within(parameter: str, description: str) -> Any:
+    low, high = TRANSFORM_RANGES[parameter]
     return Field(ge=low, le=high, description=description)
 
 
 class TransformRequest(Request):
-    model_config = _example({"image": SEVEN, "rotate": 15, "along": "rotate", "steps": 7})
+    model_config = _example({"image": EXAMPLE_IMAGE, "rotate": 15, "along": "rotate", "steps": 7})
 
     image: AnyImage
-    model: Name = None
+    model: ModelName = None
     rotate: Annotated[float, _within("rotate", "Degrees, counter-clockwise.")] = 0.0
     shift_x: Annotated[float, _within("shift_x", "Pixels to the right.")] = 0.0
     shift_y: Annotated[float, _within("shift_y", "Pixels down.")] = 0.0
-    scale: Annotated[float, _within("scale", "1 leaves it as it is, 2 makes it twice as large.")] = 1.0
-    shear: Annotated[float, _within("shear", "A row moves right by so much of its height above the middle.")] = 0.0
-    along: Literal["rotate", "shift_x", "shift_y", "scale", "shear"] | None = None
-    steps: Annotated[int, Field(ge=3, le=61, description="Points of the curve."), WHOLE] = 25
+    scale: Annotated[float, _within("scale", "Factor: 2 makes the image twice as large.")] = 1.0
+    shear: Annotated[float, _within("shear", "Shift to the right per pixel above the centre.")] = 0.0
+    along: Annotated[
+        Literal["rotate", "shift_x", "shift_y", "scale", "shear"] | None,
+        Field(description="Also return a curve along this parameter."),
+    ] = None
+    steps: Annotated[int, Field(ge=3, le=61, description="Number of points of the curve."), WHOLE] = 25

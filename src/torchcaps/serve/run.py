@@ -1,4 +1,4 @@
-"""The explorer as a process: a port taken, models loaded, a server that runs until it is told to stop."""
+"""`torchcaps serve`: opens the port, loads the models and runs the server until it is interrupted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.console import Console
 
 from torchcaps.errors import UserError
 
-CONNECTIONS = 1000  # beyond them, 503: what waits for an answer takes memory
+MAX_CONNECTIONS = 1000  # open at a time; further ones get 503
 
 
 def serve(name: str, host: str, port: int, console: Console) -> None:
@@ -20,27 +20,27 @@ def serve(name: str, host: str, port: int, console: Console) -> None:
 
         from torchcaps.serve.app import LOOPBACK, create_app
     except ModuleNotFoundError as error:
-        raise UserError(f"the explorer needs {error.name}: install it with pip install 'torchcaps[serve]'") from None
+        raise UserError(f"the explorer needs {error.name}; run pip install 'torchcaps[serve]'") from None
     from torchcaps.serve.explorer import Explorer
-    from torchcaps.serve.served_models import open_models
+    from torchcaps.serve.served_models import load_models
 
     with _listen(host, port) as listening:
         address, port = listening.getsockname()[:2]
         local = is_loopback(address)
         names = (*LOOPBACK, _in_url(address), _in_url(host.lower()))
-        app = create_app(Explorer(open_models(name)), hosts=names if local else None)
-        place = f"http://{_in_url(host or address)}:{port}"
-        console.print(f"the explorer is at {place} (Ctrl-C ends it)", soft_wrap=True, highlight=False, markup=False)
+        app = create_app(Explorer(load_models(name)), hosts=names if local else None)
+        url = f"http://{_in_url(host or address)}:{port}"
+        console.print(f"the explorer runs at {url} (Ctrl-C to stop)", soft_wrap=True, highlight=False, markup=False)
         if not local:
             console.print(
-                "note: whoever can reach this machine can use it; leave --host away to keep it to yourself",
+                "note: anyone who can reach this machine can use the explorer; omit --host to allow only this machine",
                 soft_wrap=True,
             )
         uvicorn.Server(uvicorn.Config(app, **settings())).run(sockets=[listening])
 
 
 def settings() -> dict[str, Any]:
-    """Of uvicorn."""
+    """Settings for uvicorn."""
     from torchcaps.serve.connections import Connection
 
     return {
@@ -48,13 +48,13 @@ def settings() -> dict[str, Any]:
         "ws": "none",
         "log_level": "warning",
         "server_header": False,
-        "limit_concurrency": CONNECTIONS,
+        "limit_concurrency": MAX_CONNECTIONS,
         "timeout_graceful_shutdown": 3,
     }
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only this machine can reach it: an address that was listened on, since names may lead anywhere."""
+    """Return whether only this machine can reach an IP address. Names do not count: they may resolve to any address."""
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
@@ -63,9 +63,9 @@ def _in_url(host: str) -> str:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Before any model is loaded, so that a port in use is known at once."""
+    """Open the port before any model is loaded, so that a port in use is reported at once."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # The protocol is named because asyncio turns Nagle's algorithm off only where it is; on, an answer waits for 40 ms.
+    # asyncio disables Nagle's algorithm only if the protocol is given; otherwise responses are delayed by 40 ms.
     listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

@@ -1,4 +1,4 @@
-"""The models that visitors may ask: which they are, what is known of them, how they see what a client sent."""
+"""The served models: which ones are loaded, how they are described, and how images are preprocessed for them."""
 
 from __future__ import annotations
 
@@ -17,35 +17,47 @@ from torchcaps.explain.votes import needs_votes, view
 from torchcaps.models import CapsuleModel, ImageModel, PoseCaps, SegmentationModel, SynthesisModel, load, shipped_models
 from torchcaps.models.files import beside
 from torchcaps.predict import none_below
-from torchcaps.serve import answers, pictures, requests
+from torchcaps.serve import pictures, requests, responses
 
 Role = Literal["main", "overlap", "comparison"]
-PAIRS = "multimnist"  # the data that has two digits in each image
-COMPANIONS: tuple[tuple[str, Role], ...] = (("capsnet-multimnist", "overlap"), ("cnn-mnist", "comparison"))
+PAIRS_SOURCE = "multimnist"  # the data source with two digits per image
+EXTRA_MODELS: tuple[tuple[str, Role], ...] = (("capsnet-multimnist", "overlap"), ("cnn-mnist", "comparison"))
 
 
-class Look(NamedTuple):
-    """How the images of a data source show a digit.
+class DigitStyle(NamedTuple):
+    """How digits look in the images of a data source.
 
     Attributes:
-        box: share of the image's side that the digit takes.
-        brush: width of a stroke, as a share of the digit's box.
-        side: pixels a side of the images before they were enlarged for the model; None if they were not.
+        box: Size of a digit, as a share of the image's side.
+        brush: Width of a stroke, as a share of the digit's size.
+        original_side: Side of the images in pixels before they were enlarged for the model; None if they were not.
     """
 
-    box: float = pictures.BOX
+    box: float = pictures.MNIST_BOX
     brush: float = 0.085
-    side: int | None = None
+    original_side: int | None = None
 
 
-MNIST = Look()
-IN_40 = Look(box=20 / 40)
-LOOKS = {"digits": Look(box=1.0, brush=0.1, side=8), "mnist-expanded": IN_40, "affnist-like": IN_40}
+MNIST_STYLE = DigitStyle()
+STYLE_IN_40 = DigitStyle(box=20 / 40)
+DIGIT_STYLES = {
+    "digits": DigitStyle(box=1.0, brush=0.1, original_side=8),
+    "mnist-expanded": STYLE_IN_40,
+    "affnist-like": STYLE_IN_40,
+}
 
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A model, and what lies beside its weights."""
+    """A model with the metadata stored beside its weights.
+
+    Attributes:
+        name: Its name in the API.
+        model: The model, in evaluation mode.
+        role: main, overlap (for two digits), or comparison.
+        card: Its model card.
+        meanings: For each class and dimension, the image property that the dimension correlates with.
+    """
 
     name: str
     model: ImageModel
@@ -56,78 +68,79 @@ class ServedModel:
     @property
     def capsules(self) -> CapsuleModel:
         if not isinstance(self.model, CapsuleModel):
-            raise UserError(f"{self.name} has no capsules that are routed: ask a model whose kind is capsules")
+            raise UserError(f"{self.name} has no routed capsules; use a model of kind capsules")
         return self.model
 
     @property
     def poses(self) -> PoseCaps:
         if not has_placement(self.model):
-            raise UserError(f"{self.name} does not say how a class stands: ask a model whose kind is poses")
+            raise UserError(f"{self.name} does not predict placements; use a model of kind poses")
         return self.model
 
     @property
-    def views(self) -> int:
-        """How many times the model looks at a picture: through each pose that it searches, or once."""
+    def num_views(self) -> int:
+        """Number of views that the model computes for each image."""
         return self.model.search_linear.shape[:-2].numel() if has_placement(self.model) else 1
 
     @property
     def source(self) -> str | None:
-        """The data that it was trained on."""
+        """The data source that it was trained on."""
         found = self.model.trained_by.get("data", {}).get("source")
         return found if isinstance(found, str) else None
 
     @property
-    def look(self) -> Look:
-        return LOOKS.get(self.source or "", MNIST)
+    def style(self) -> DigitStyle:
+        return DIGIT_STYLES.get(self.source or "", MNIST_STYLE)
 
     @property
-    def parts(self) -> tuple[int, int, int]:
+    def part_grid(self) -> tuple[int, int, int]:
         """Types, rows and columns of the primary capsules."""
         rows, columns = self.capsules.grid
         return self.capsules.classes.in_capsules // (rows * columns), rows, columns
 
-    def see(self, image: requests.Picture | requests.Pixels) -> Tensor:
-        """What a client sent, as the model sees it: (C, H, W) in [0, 1]."""
+    def preprocess(self, image: requests.ImageFile | requests.PixelArray) -> Tensor:
+        """Convert a client's image to the model's input: (C, H, W) in [0, 1]."""
         channels, height, width = self.model.image_shape
-        if isinstance(image, requests.Pixels):
+        if isinstance(image, requests.PixelArray):
             if len(image.pixels) != height or any(len(row) != width for row in image.pixels):
-                raise UserError(f"pixels: {self.name} sees {height} rows of {width} values")
+                raise UserError(f"pixels: {self.name} needs {height} rows of {width} values")
             grey = torch.tensor(image.pixels)
         else:
             drawn = pictures.white_on_black(pictures.decode_picture(pictures.decode_base64(image.png)))
-            box, _, side = self.look
-            # As coarse as the training images were before they were enlarged; a picture of the model's size is kept.
+            box, _, side = self.style
+            # Reduce to the training images' original resolution, unless the image is no larger than the model's input.
             finer = side is not None and max(drawn.shape) > max(height, width)
             size = (side, side) if side is not None and finer else (height, width)
             grey = pictures.centre(pictures.ink(drawn), *size, box) if image.centre else pictures.fit(drawn, *size)
             grey = pictures.fit(grey, height, width)
         return grey.expand(channels, height, width)
 
-    def describe(self) -> answers.ModelAnswer:
+    def describe(self) -> responses.ModelResponse:
+        """Describe the model for `/api/model`."""
         channels, height, width = self.model.image_shape
         kind: Literal["capsules", "poses", "cnn"] = "cnn"
         pose = iterations = grid = lattice = parts = None
         if has_placement(self.model):
             kind, pose, parts = "poses", self.model.class_dim, ["x", "y", *self.model.read]
-            views = self.model.lattice
-            lattice = answers.Lattice(
-                angles=list(views.angles),
-                scales=list(views.scales),
-                full_circle=views.full_circle,
-                searched=self.views,
+            poses = self.model.lattice
+            lattice = responses.Lattice(
+                angles=list(poses.angles),
+                scales=list(poses.scales),
+                full_circle=poses.full_circle,
+                searched=self.num_views,
             )
         elif isinstance(self.model, CapsuleModel):
             kind = "capsules"
             pose, iterations = self.model.classes.out_dim, self.model.classes.iterations
-            types, rows, columns = self.parts
-            seen = view(self.model, axis=0)
-            places = {"stride": seen.stride, "field": seen.field, "offset": seen.start}
-            grid = answers.Grid(types=types, rows=rows, columns=columns, **places)
-        return answers.ModelAnswer(
+            types, rows, columns = self.part_grid
+            field = view(self.model, axis=0)
+            sizes = {"stride": field.stride, "field": field.field, "offset": field.start}
+            grid = responses.Grid(types=types, rows=rows, columns=columns, **sizes)
+        return responses.ModelResponse(
             name=self.name,
             kind=kind,
             classes=list(self.model.class_names),
-            image=answers.ImageShape(channels=channels, height=height, width=width),
+            image=responses.ImageShape(channels=channels, height=height, width=width),
             pose=pose,
             iterations=iterations,
             grid=grid,
@@ -135,51 +148,51 @@ class ServedModel:
             placement=parts,
             decoder=getattr(self.model, "decoder", None) is not None,
             none_below=none_below(self.model),
-            drawing=answers.Drawing(box=self.look.box, brush=self.look.brush),
+            drawing=responses.Drawing(box=self.style.box, brush=self.style.brush),
             role=self.role,
-            pairs=self.source == PAIRS,
+            pairs=self.source == PAIRS_SOURCE,
             card=self.card,
             meanings=self.meanings,
         )
 
 
-def open_models(name: str) -> list[ServedModel]:
-    """A model to explore, and what is shipped to stand beside one that knows the digits of MNIST."""
-    main = open_model(name, "main")
+def load_models(name: str) -> list[ServedModel]:
+    """Load a model; if it was trained on MNIST, also the shipped models for overlapping digits and comparison."""
+    main = load_model(name, "main")
     check_explorable(main)
     served_models = [main]
     if main.source == "mnist":
-        shipped = [(other, role) for other, role in COMPANIONS if other in shipped_models() and other != main.name]
-        companions = [open_model(other, role) for other, role in shipped]
+        shipped = [(other, role) for other, role in EXTRA_MODELS if other in shipped_models() and other != main.name]
+        extra = [load_model(other, role) for other, role in shipped]
         shape = main.model.image_shape
-        served_models += [each for each in companions if each.role == "overlap" or each.model.image_shape == shape]
+        served_models += [each for each in extra if each.role == "overlap" or each.model.image_shape == shape]
     return served_models
 
 
-def open_model(name: str, role: Role) -> ServedModel:
+def load_model(name: str, role: Role) -> ServedModel:
     model = load(name)
     card, meanings = (_read(beside(name, file)) for file in ("card.json", "meanings.json"))
     return ServedModel(Path(name).resolve().name, model, role, card or {}, meanings["meanings"] if meanings else None)
 
 
 def check_explorable(served: ServedModel) -> None:
-    """Whether there is anything to look into, and no NaN.
+    """Raise unless the explorer can show the model and its output is finite.
 
-    That is how classes stand; or class capsules over a grid of parts, their votes and a decoder.
+    It can show models that predict placements, and capsule networks with a grid of parts, vector votes and a decoder.
     """
     model, what = served.model, f"{served.name} cannot be explored"
     if isinstance(model, (SegmentationModel, SynthesisModel)):
-        raise UserError(f"{what}: it finds masks or draws images, and the explorer shows networks that name a class")
+        raise UserError(f"{what}: it segments or generates images; the explorer shows classifiers")
     if not has_placement(model):
         needs_decoder(model, what)
         needs_votes(model, what)
-    none_below(model)  # a mistake in it is told once, not with every answer
+    none_below(model)  # fail now rather than with every request
     blank = torch.zeros(1, *model.image_shape)
     with torch.inference_mode():
-        found = [model(picture) for picture in (blank, blank + 1)]
-        numbers = [part for output in found for part in (output.lengths, *(output.placement or ()))]
-        if not all(part.isfinite().all() for part in numbers if part is not None):
-            raise UserError(f"{what}: it answers NaN; it was not trained to the end, or its weights are damaged")
+        outputs = [model(image) for image in (blank, blank + 1)]
+        parts = [part for output in outputs for part in (output.lengths, *(output.placement or ()))]
+        if not all(part.isfinite().all() for part in parts if part is not None):
+            raise UserError(f"{what}: its output is NaN or inf; training diverged, or the weights are damaged")
 
 
 def _read(path: Path | None) -> Any:

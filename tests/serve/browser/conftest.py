@@ -1,4 +1,4 @@
-"""A server and a browser for all tests, and a page for each that must end without a complaint."""
+"""A server and a browser for all tests, and a page for each test that must cause no browser errors."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from urllib.parse import urlsplit
 import pytest
 from driver import browsing, chromium, serving
 
-# The browser reports what breaks the page's policy here, whether or not it also writes it to the console.
+# Collects violations of the content security policy, which the browser does not always write to the console.
 WATCH = """window.violations = [];
 document.addEventListener("securitypolicyviolation",
   (event) => violations.push(event.violatedDirective + " " + event.blockedURI));"""
 
 
 def slow_down(devtools):
-    """A browser on a weak machine far away, where a test that does not wait for what it looks at fails."""
+    """Emulate a slow machine with a slow connection, to find tests that do not wait."""
     devtools.send("Emulation.setCPUThrottlingRate", {"rate": 6})
     devtools.send("Network.enable")
     unlimited = {"downloadThroughput": -1, "uploadThroughput": -1}
@@ -42,41 +42,41 @@ def browser():
 
 
 @pytest.fixture
-def complaints():
-    """What a test expects the browser to complain of, as parts of its words."""
+def expected_errors():
+    """Parts of the browser errors that a test expects."""
     return []
 
 
 @pytest.fixture
-def open_page(server, browser, complaints):
-    """open_page("draw", viewport=…, …) → a page. At the end nothing was complained of, no other host asked."""
+def open_page(server, browser, expected_errors):
+    """open_page("draw", viewport=…, …) → a page. Afterwards checks for browser errors and requests to other hosts."""
     opened = []
 
     def visit(panel="draw", path="/", **settings):
         context = browser.new_context(**{"viewport": {"width": 1200, "height": 900}, **settings})
         context.set_default_timeout(15_000)
         page = context.new_page()
-        said, asked = [], []
+        errors, urls = [], []
         page.add_init_script(WATCH)
         if os.environ.get("TORCHCAPS_SLOW_BROWSER"):
             slow_down(context.new_cdp_session(page))
-        page.on("console", lambda message: message.type in ("error", "warning") and said.append(message.text))
-        page.on("pageerror", lambda error: said.append(str(error)))
-        page.on("request", lambda request: asked.append(request.url))
+        page.on("console", lambda message: message.type in ("error", "warning") and errors.append(message.text))
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("request", lambda request: urls.append(request.url))
         page.goto(f"{server}{path}" + (f"#{panel}" if path == "/" else ""))
-        if path == "/":  # loaded is not ready: the page first asks for the models
+        if path == "/":  # the page first fetches the models
             page.wait_for_selector("body[data-panel]")
-        opened.append((context, page, said, asked))
+        opened.append((context, page, errors, urls))
         return page
 
     yield visit
-    for context, page, said, asked in opened:
-        said += page.evaluate("window.violations")
+    for context, page, errors, urls in opened:
+        errors += page.evaluate("window.violations")
         foreign = {
-            url for url in asked if not url.startswith("data:") and urlsplit(url).netloc != urlsplit(server).netloc
+            url for url in urls if not url.startswith("data:") and urlsplit(url).netloc != urlsplit(server).netloc
         }
         context.close()
-        assert not [text for text in said if not any(part in text for part in complaints)]
+        assert not [text for text in errors if not any(part in text for part in expected_errors)]
         assert not foreign
 
 

@@ -1,4 +1,4 @@
-"""A real server in a process of its own, a real Chromium, and the hands that draw on the page."""
+"""A real server in its own process, a real Chromium, and functions that draw on the page."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from contextlib import contextmanager
 try:
     from playwright.sync_api import expect, sync_playwright
 
-    expect.set_options(timeout=15_000)  # as long as `open_page` waits for what is clicked: machines may be busy
-except ModuleNotFoundError:  # then the tests of the browser are skipped, and say so
+    expect.set_options(timeout=15_000)  # the same as for clicks in `open_page`; machines may be busy
+except ModuleNotFoundError:  # the browser tests are then skipped
     expect = sync_playwright = None
 
 NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
@@ -23,7 +23,7 @@ Stroke = Sequence[tuple[float, float]]
 
 
 def curve(*points: tuple[float, float], between: int = 5) -> Stroke:
-    """A round line through points (Catmull-Rom), as a hand would draw it."""
+    """A smooth curve through points (Catmull-Rom)."""
     ends = [points[0], *points, points[-1]]
     line = []
     for a, b, c, d in zip(ends, ends[1:], ends[2:], ends[3:]):
@@ -34,7 +34,7 @@ def curve(*points: tuple[float, float], between: int = 5) -> Stroke:
     return [*line, points[-1]]
 
 
-# In shares of the pad's side, as somebody would write them.
+# In shares of the pad's side.
 THREE: list[Stroke] = [
     [
         *curve((0.29, 0.22), (0.43, 0.13), (0.60, 0.14), (0.67, 0.25), (0.60, 0.39), (0.44, 0.45)),
@@ -47,42 +47,42 @@ SEVEN: list[Stroke] = [
 
 
 def chromium() -> str | None:
-    """Where this machine has a Chromium that can be driven, if it has one."""
+    """The path of an installed Chromium, if there is one and Playwright is installed."""
     return sync_playwright and next(filter(None, map(shutil.which, NAMES)), None)
 
 
 @contextmanager
 def serving(*arguments: str) -> Iterator[str]:
-    """The address of a server on a port of its own choice, for as long as it is wanted."""
+    """Run a server on a free port; yields its address."""
     command = [sys.executable, "-m", "torchcaps", "serve", "--port", "0", *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
-            said = process.stdout.readline()
-            found = re.search(r"http://[\d.]+:\d+", said)
-            assert found, f"the server did not say where it is, but {said!r}"
+            line = process.stdout.readline()
+            found = re.search(r"http://[\d.]+:\d+", line)
+            assert found, f"the server printed no address but {line!r}"
             yield found[0]
         finally:
-            process.send_signal(signal.SIGINT)  # as Ctrl-C does, so that it ends in its own time
+            process.send_signal(signal.SIGINT)  # like Ctrl-C
             process.wait(timeout=30)
 
 
 @contextmanager
 def browsing():
     with sync_playwright() as playwright:
-        # Containers often run as root, where Chromium has no sandbox; it sees no page but ours.
+        # Containers often run as root, for which Chromium has no sandbox.
         browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
         yield browser
         browser.close()
 
 
 def settle(page) -> None:
-    """Until every question that the page has asked is answered."""
+    """Wait until all requests of the page have finished."""
     page.wait_for_selector("main[aria-busy=false]", state="attached")
 
 
 def draw(page, strokes: Sequence[Stroke], pad: str = "#pad") -> None:
-    """With the mouse, stroke by stroke."""
+    """Draw strokes with the mouse."""
     page.locator(f"{pad} canvas").scroll_into_view_if_needed()
     box = page.locator(f"{pad} canvas").bounding_box()
     for stroke in strokes:
@@ -95,7 +95,7 @@ def draw(page, strokes: Sequence[Stroke], pad: str = "#pad") -> None:
 
 
 def touch(page, strokes: Sequence[Stroke], pad: str = "#pad") -> None:
-    """With a finger."""
+    """Draw strokes by touch."""
     page.locator(f"{pad} canvas").scroll_into_view_if_needed()
     box = page.locator(f"{pad} canvas").bounding_box()
     finger = page.context.new_cdp_session(page)

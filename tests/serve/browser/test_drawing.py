@@ -1,4 +1,4 @@
-"""The first panel: strokes in, bars and pictures out."""
+"""The Draw panel: strokes in, bars and images out."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ INK = """async (source) => {
 
 
 def written(strokes):
-    """A photograph of a digit: dark ink on white paper."""
+    """An image of a digit as a PNG: dark ink on white paper."""
     image = Image.new("L", (300, 300), 250)
     for stroke in strokes:
         ImageDraw.Draw(image).line([(300 * x, 300 * y) for x, y in stroke], fill=20, width=26, joint="curve")
@@ -40,7 +40,7 @@ def values(page):
 
 
 def test_a_three_drawn_with_the_mouse(page):
-    wins(page, 5)  # the page greets with a digit, which makes way
+    wins(page, 5)  # the greeting, which the first stroke removes
     greeting = page.get_attribute("#draw-redrawn", "src")
     draw(page, THREE)
     wins(page, 3)
@@ -61,10 +61,10 @@ def test_a_seven_drawn_with_a_finger(open_page):
     wins(page, 5)
     touch(page, SEVEN)
     wins(page, 7)
-    assert page.evaluate("scrollY") == 0  # a finger on the pad draws, and does not scroll
+    assert page.evaluate("scrollY") == 0  # drawing does not scroll the page
 
 
-def test_answers_come_while_the_pen_is_down(page):
+def test_predictions_update_during_a_stroke(page):
     wins(page, 5)
     box = page.locator("#pad canvas").bounding_box()
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 40)
@@ -77,7 +77,7 @@ def test_answers_come_while_the_pen_is_down(page):
 def test_undo_clear_and_brush(page):
     draw(page, THREE)
     wins(page, 3)
-    settle(page)  # a part of it may have won before
+    settle(page)  # a part of the stroke may already be classified as 3
     thin = page.get_attribute("#draw-seen", "src")
     page.get_by_role("button", name="Clear").click()
     expect(page.locator("#verdict")).to_have_text("Draw a digit.")
@@ -94,7 +94,7 @@ def test_undo_clear_and_brush(page):
     assert page.evaluate(INK, page.get_attribute("#draw-seen", "src")) > 1.2 * page.evaluate(INK, thin)
 
 
-def test_every_example_is_what_it_says(page):
+def test_every_example_is_classified_correctly(page):
     examples = page.locator("#examples button")
     expect(examples).to_have_count(30)
     for index in range(30):
@@ -103,9 +103,9 @@ def test_every_example_is_what_it_says(page):
         assert examples.nth(index).get_attribute("aria-label").startswith(f"{index % 10}, ")
 
 
-def test_below_a_length_of_ones_own_the_answer_is_none_of_these(page):
+def test_below_the_chosen_length_no_class_is_predicted(page):
     wins(page, 5)
-    expect(page.locator("#tab-views")).to_be_hidden()  # of networks that read poses
+    expect(page.locator("#tab-views")).to_be_hidden()  # only for networks that predict placements
     longest = page.locator("#draw-bars [data-kind=won]")
     expect(longest).to_have_count(1)
     page.locator("#reject").fill("1")
@@ -125,10 +125,10 @@ def test_a_file_is_chosen_or_dropped(page):
 
 
 @pytest.mark.parametrize(("name", "content"), [("notes.txt", b"no picture"), ("broken.png", written(THREE)[:60])])
-def test_a_bad_file_is_said_and_changes_nothing(page, name, content):
+def test_an_invalid_file_shows_an_error_and_changes_nothing(page, name, content):
     wins(page, 5)
     page.evaluate(DROP, [base64.b64encode(content).decode(), name, "image/png"])
-    expect(page.locator("#message")).to_contain_text(f"“{name}” is not a picture that can be read.")
+    expect(page.locator("#message")).to_contain_text(f"“{name}” cannot be read as an image.")
     wins(page, 5)
     draw(page, SEVEN)
     wins(page, 7)
@@ -136,7 +136,7 @@ def test_a_bad_file_is_said_and_changes_nothing(page, name, content):
 
 
 def test_a_stroke_ended_from_the_keyboard_stays_ended(page):
-    """Whatever is pressed while the hand still draws, nothing breaks, and the next stroke is whole."""
+    """Keys pressed during a stroke break nothing, and the next stroke is complete."""
     wins(page, 5)
     box = page.locator("#pad canvas").bounding_box()
     for key in ("Backspace", "Control+z", "Delete", "Escape", "Space", "ArrowLeft"):
@@ -161,7 +161,7 @@ def test_clearing_lifts_the_pen_of_the_keyboard(page):
     expect(page.locator("#pad .pen.down")).to_have_count(0)
 
 
-def test_the_greeting_makes_way_again_after_undo(page):
+def test_the_greeting_is_removed_again_after_undo(page):
     wins(page, 5)
     draw(page, THREE)
     wins(page, 3)
@@ -171,7 +171,7 @@ def test_the_greeting_makes_way_again_after_undo(page):
     wins(page, 7)
 
 
-def test_keys_of_the_browser_are_left_to_it(page):
+def test_browser_shortcuts_are_not_intercepted(page):
     wins(page, 5)
     taken = """(key) => !document.querySelector("#pad canvas").dispatchEvent(
       new KeyboardEvent("keydown", { ...key, bubbles: true, cancelable: true }))"""
@@ -180,7 +180,7 @@ def test_keys_of_the_browser_are_left_to_it(page):
     assert not page.evaluate(taken, {"key": "Delete", "ctrlKey": True})
 
 
-def test_a_file_dropped_on_another_panel_is_opened_in_the_first(open_page):
+def test_a_file_dropped_on_another_panel_is_opened_in_the_first_panel(open_page):
     page = open_page("overlap")
     expect(page.locator("#pair-verdict")).not_to_be_empty()
     page.evaluate(DROP, [base64.b64encode(b"no picture").decode(), "notes.txt", "image/png"])
@@ -193,7 +193,7 @@ def test_a_file_dropped_on_another_panel_is_opened_in_the_first(open_page):
     wins(page, 3)
 
 
-def test_what_was_wrong_with_a_file_outlasts_an_answer_that_was_on_its_way(page):
+def test_a_file_error_is_not_cleared_by_a_pending_response(page):
     wins(page, 5)
     held = []
     page.route("**/api/predict", lambda route: held.append(route))
@@ -210,7 +210,7 @@ def test_what_was_wrong_with_a_file_outlasts_an_answer_that_was_on_its_way(page)
     expect(page.locator("#message")).to_be_empty()
 
 
-def test_a_file_dropped_at_once_after_a_tab_was_chosen_is_opened_in_the_first(page):
+def test_a_file_dropped_right_after_a_tab_click_is_opened_in_the_first_panel(page):
     wins(page, 5)
     at_once = f"(file) => {{ document.getElementById('tab-overlap').click(); ({DROP})(file); }}"
     page.evaluate(at_once, [base64.b64encode(written(THREE)).decode(), "three.png", "image/png"])

@@ -1,4 +1,4 @@
-"""The page as a whole: by keyboard alone, on a phone, in light and dark, when the server errs or goes away."""
+"""The whole page: keyboard only, phones, light and dark themes, server errors and outages."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from driver import PANELS, SEVEN, draw, expect, settle
 
 from torchcaps.models import shipped_models
 
-# Text whose colour stands out less than 4.5 : 1 (3 : 1 where it is large) from what is behind it.
-FAINT = """() => {
+# The contrast of all texts with their background; it must be 4.5 : 1, or 3 : 1 for large text.
+CONTRASTS = """() => {
   const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
   const read = (colour) => {
     canvas.clearRect(0, 0, 1, 1);
@@ -34,13 +34,13 @@ FAINT = """() => {
   });
 }"""
 
-BEYOND = """(edge) => [...document.querySelectorAll("main *")]
+OVERFLOWING = """(edge) => [...document.querySelectorAll("main *")]
   .filter((e) => e.checkVisibility() && !e.closest("svg") && e.getBoundingClientRect().right > edge)
   .map((e) => e.outerHTML.slice(0, 80))"""
 
 
 def ready(page, panel):
-    """Waits until a panel shows an answer."""
+    """Wait until a panel shows a prediction."""
     signs = {
         "draw": "#draw-redrawn[src^=data]",
         "pose": "#pose-redrawn[src^=data]",
@@ -71,7 +71,7 @@ def press(page, keys):
             page.keyboard.press(f"Arrow{key}" if key in ("Left", "Right", "Up", "Down") else key)
 
 
-def test_keyboard_alone_does_all_of_it(open_page):
+def test_everything_works_by_keyboard(open_page):
     page = open_page()
     winner(page, 5)
     tab_to(page, "#tab-draw")
@@ -88,7 +88,7 @@ def test_keyboard_alone_does_all_of_it(open_page):
     tab_to(page, "#examples button")
     press(page, "Right 3, Enter")
     winner(page, 3)
-    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"  # the focus can be seen
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"  # the focus is visible
 
     page.keyboard.press("Shift+Tab")
     while not page.evaluate("document.activeElement.matches('#tab-draw')"):
@@ -124,7 +124,7 @@ def test_keyboard_alone_does_all_of_it(open_page):
     picture = page.get_attribute("#stage-picture", "src")
     tab_to(page, "#along-rotate")
     press(page, "Down")
-    expect(page.locator("#curve-cnn .axis")).to_have_text("shift across")
+    expect(page.locator("#curve-cnn .axis")).to_have_text("shift x")
     tab_to(page, "#knob-shear")
     press(page, "Right 20")
     expect(page.locator("#stage-picture")).not_to_have_attribute("src", picture)
@@ -148,7 +148,7 @@ def test_two_digits_by_keyboard(open_page):
 
 
 @pytest.mark.parametrize("width", [320, 360])
-def test_a_phone_never_scrolls_sideways(open_page, width):
+def test_no_horizontal_scrolling_on_a_phone(open_page, width):
     page = open_page(viewport={"width": width, "height": 740}, has_touch=True, is_mobile=True)
     for panel in PANELS:
         page.get_by_role("tab", name=panel).tap()
@@ -156,17 +156,17 @@ def test_a_phone_never_scrolls_sideways(open_page, width):
         if panel == "pose":
             page.get_by_role("button", name="Sweep").tap()
             expect(page.locator(".strip")).to_be_visible()
-        assert page.evaluate(BEYOND, width + 1) == [], panel
+        assert page.evaluate(OVERFLOWING, width + 1) == [], panel
         assert page.evaluate("document.documentElement.scrollWidth") == width, panel
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_all_text_stands_out(open_page, scheme):
+def test_all_text_has_enough_contrast(open_page, scheme):
     page = open_page(color_scheme=scheme)
     for panel in PANELS:
         page.get_by_role("tab", name=panel).click()
         ready(page, panel)
-        texts = page.evaluate(FAINT)
+        texts = page.evaluate(CONTRASTS)
         assert len(texts) > 10
         assert [text for text in texts if not text["enough"]] == [], panel
 
@@ -186,7 +186,7 @@ def test_the_theme_follows_the_system_until_one_is_chosen(open_page):
     assert page.evaluate(paper) == dark
 
 
-def test_motion_only_where_it_is_welcome(open_page):
+def test_reduced_motion_is_respected(open_page):
     duration = "getComputedStyle(document.querySelector('#draw-bars .fill')).transitionDuration"
     for motion, expected in (("no-preference", "0.12s"), ("reduce", "0s")):
         page = open_page(reduced_motion=motion)
@@ -194,7 +194,7 @@ def test_motion_only_where_it_is_welcome(open_page):
         assert page.evaluate(duration) == expected
 
 
-def test_a_tab_chosen_before_the_models_are_known_comes_to_the_front(open_page):
+def test_a_tab_clicked_before_the_models_are_loaded_is_shown(open_page):
     page = open_page()
     held = []
     page.route("**/api/model", lambda route: held.append(route))
@@ -207,7 +207,7 @@ def test_a_tab_chosen_before_the_models_are_known_comes_to_the_front(open_page):
     ready(page, "pose")
 
 
-def test_the_page_is_light(open_page, server):
+def test_the_page_is_small(open_page, server):
     page = open_page()
     sizes = {}
     page.on("response", lambda response: sizes.update({response.url: response}))
@@ -219,41 +219,41 @@ def test_the_page_is_light(open_page, server):
     assert sum(weights.values()) <= 300_000
 
 
-def test_the_viewer_of_the_api_asks_no_other_host(open_page):
+def test_the_api_viewer_contacts_no_other_host(open_page):
     page = open_page(path="/docs")
     expect(page.get_by_text("/api/predict").first).to_be_visible()
 
 
-def test_a_server_that_goes_away_is_said_and_waited_for(open_page, complaints):
-    complaints.append("net::ERR_FAILED")
+def test_an_unavailable_server_is_shown_and_retried(open_page, expected_errors):
+    expected_errors.append("net::ERR_FAILED")
     page = open_page()
     ready(page, "draw")
     for path in ("**/api/*", "**/healthz"):
         page.route(path, lambda route: route.abort())
     draw(page, SEVEN)
-    expect(page.locator("#trouble")).to_have_text("The server does not answer. Trying again…")
+    expect(page.locator("#banner")).to_have_text("The server does not respond. Retrying…")
     for path in ("**/api/*", "**/healthz"):
         page.unroute(path)
-    winner(page, 7)  # what was drawn meanwhile is asked again
-    expect(page.locator("#trouble")).to_be_hidden()
+    winner(page, 7)  # the drawing is sent again
+    expect(page.locator("#banner")).to_be_hidden()
 
 
-def test_sliders_stay_where_they_were_while_the_server_was_away(open_page, complaints):
-    complaints.append("net::ERR_FAILED")
+def test_sliders_keep_their_values_while_the_server_is_unavailable(open_page, expected_errors):
+    expected_errors.append("net::ERR_FAILED")
     page = open_page("pose")
     ready(page, "pose")
     page.locator("#pose-4").fill("0.25")
     settle(page)
     page.route("**/api/*", lambda route: route.abort())
     page.locator("#pose-7").fill("-0.2")
-    expect(page.locator("#trouble")).to_be_visible()
+    expect(page.locator("#banner")).to_be_visible()
     page.unroute("**/api/*")
-    expect(page.locator("#trouble")).to_be_hidden()
+    expect(page.locator("#banner")).to_be_hidden()
     settle(page)
     assert (page.input_value("#pose-4"), page.input_value("#pose-7")) == ("0.25", "-0.2")
 
 
-def test_a_server_that_says_nothing_is_away(open_page):
+def test_a_server_that_times_out_is_unavailable(open_page):
     page = open_page()
     ready(page, "draw")
     page.evaluate(
@@ -261,14 +261,14 @@ def test_a_server_that_says_nothing_is_away(open_page):
     )
     page.route("**/api/predict", lambda route: None)
     draw(page, SEVEN)
-    expect(page.locator("#trouble")).to_have_text("The server does not answer. Trying again…")
+    expect(page.locator("#banner")).to_have_text("The server does not respond. Retrying…")
     page.evaluate("() => { AbortSignal.timeout = usual; }")
     page.unroute("**/api/predict")
     winner(page, 7)
 
 
-def test_what_the_server_refuses_is_shown_as_text(open_page, complaints):
-    complaints.append("status of 422")
+def test_error_messages_are_shown_as_text(open_page, expected_errors):
+    expected_errors.append("status of 422")
     page = open_page()
     ready(page, "draw")
     page.route("**/api/predict", lambda route: route.fulfill(status=422, json={"detail": "<b>Too strange.</b>"}))

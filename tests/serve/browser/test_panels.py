@@ -1,4 +1,4 @@
-"""The panels behind the drawing: pose, routing, overlap, transform."""
+"""The Pose, Routing, Overlap and Transform panels."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def source(page, selector):
 
 
 def becomes(page, selector, other, same=False):
-    """Waits until a picture is another one, or (same) that one."""
+    """Wait until an image differs from `other`, or (same) equals it."""
     found = expect(page.locator(selector))
     (found.to_have_attribute if same else found.not_to_have_attribute)("src", other)
 
@@ -29,7 +29,7 @@ def bars(page, host):
     return [float(text) for text in page.locator(f"{host} .value").all_inner_texts()]
 
 
-def test_a_slider_moves_the_reconstruction_and_reset_brings_it_back(open_page):
+def test_a_slider_changes_the_reconstruction_and_reset_undoes_it(open_page):
     page = open_page("pose")
     becomes(page, "#pose-redrawn", "static/blank.svg")
     first = source(page, "#pose-redrawn")
@@ -69,7 +69,7 @@ def test_the_sweep_shows_every_dimension(open_page):
     becomes(page, "#pose-redrawn", before)
 
 
-def test_iterations_are_stepped_through(open_page):
+def test_the_slider_selects_the_iteration(open_page):
     page = open_page("routing")
     expect(page.locator("#iteration-value")).to_have_text("3 of 3")
     seen = []
@@ -84,7 +84,7 @@ def test_iterations_are_stepped_through(open_page):
     assert entropies[0] >= entropies[1] > entropies[2]
 
 
-def test_a_class_shows_its_supporters_and_a_part_its_votes(open_page):
+def test_a_class_shows_its_support_and_a_part_its_votes(open_page):
     page = open_page("routing")
     expect(page.locator("#heat-title")).to_have_text("Support for 5")
     winner = heat(page)
@@ -131,7 +131,7 @@ def test_two_digits_give_two_reconstructions(open_page):
     becomes(page, "#other-picture", asked)
 
 
-def test_without_a_network_for_overlap_one_sentence_says_so(open_page, browser):
+def test_without_a_network_for_overlap_a_message_is_shown(open_page, browser):
     page = open_page("draw")
 
     def without(route):
@@ -148,7 +148,7 @@ def test_without_a_network_for_overlap_one_sentence_says_so(open_page, browser):
     expect(page.locator("#overlap-present")).to_be_hidden()
 
 
-def test_a_drawing_is_turned_by_slider_and_by_handle(open_page):
+def test_a_drawing_is_rotated_by_slider_and_by_handle(open_page):
     page = open_page("transform")
     expect(page.locator("#curve-capsules polyline")).to_have_count(10)
     expect(page.locator("#curve-cnn polyline")).to_have_count(10)
@@ -159,10 +159,10 @@ def test_a_drawing_is_turned_by_slider_and_by_handle(open_page):
     becomes(page, "#stage-picture", upright)
     assert (
         page.locator("#curve-capsules .strong").first.get_attribute("points") == curve
-    )  # its axis: only the cursor moves
+    )  # the x-axis of the curve: only the cursor moves
     page.locator("#knob-shear").fill("0.4")
     expect(page.locator("#curve-capsules .strong").first).not_to_have_attribute("points", curve)
-    page.get_by_role("button", name="Put it back").click()
+    page.get_by_role("button", name="Reset").click()
     becomes(page, "#stage-picture", upright, same=True)
 
     box = page.locator("#stage svg").bounding_box()
@@ -179,11 +179,11 @@ def test_a_drawing_is_turned_by_slider_and_by_handle(open_page):
 
 
 def test_the_frame_moves_as_the_drawing_does(open_page):
-    """Where the frame's change takes the ink of the drawing, the changed picture has ink."""
+    """The frame's transformation maps the ink of the drawing onto ink of the transformed image."""
     page = open_page("transform")
     draw(page, SEVEN)
     settle(page)
-    expect(page.locator("#transform-note")).to_contain_text("Still a 7?")
+    expect(page.locator("#transform-note")).to_contain_text("Class 7:")
     before, square = picture_and_frame(page)
     for name, value in (("rotate", 70), ("shift_x", 3), ("shift_y", -2), ("scale", -0.4), ("shear", 0.5)):
         shown = source(page, "#stage-picture")
@@ -201,7 +201,7 @@ def test_the_frame_moves_as_the_drawing_does(open_page):
 
 
 def picture_and_frame(page):
-    """The picture between the handles as (28, 28) in [0, 1], and the frame's corners (x, y)."""
+    """The image between the handles as (28, 28) in [0, 1], and the frame's corners (x, y)."""
     greys = """async () => {
       const { greys } = await import("/static/pixels.js");
       return Array.from(await greys(document.getElementById("stage-picture").src));
@@ -212,7 +212,7 @@ def picture_and_frame(page):
 
 
 def slow(page, path, seconds=0.4):
-    """Every question of this kind is answered so much later."""
+    """Delay every request to a path."""
 
     def later(route):
         time.sleep(seconds)
@@ -222,27 +222,27 @@ def slow(page, path, seconds=0.4):
 
 
 def count(page, path):
-    """A list that grows with every question of this kind."""
-    asked = []
-    page.on("request", lambda request: path in request.url and asked.append(request.post_data_json))
-    return asked
+    """A list to which the body of every request to a path is appended."""
+    sent = []
+    page.on("request", lambda request: path in request.url and sent.append(request.post_data_json))
+    return sent
 
 
-def test_a_place_chosen_before_the_first_answer_is_asked_for_once(open_page):
+def test_a_position_chosen_before_the_first_response_is_requested_once(open_page):
     page = open_page()
     settle(page)
-    asked = count(page, "api/routing")
+    sent = count(page, "api/routing")
     slow(page, "**/api/routing")
     page.get_by_role("tab", name="Routing").click()
     page.locator("#places button").nth(8).click()
     expect(page.locator("#part-title")).to_contain_text("row 2, column 3")
     settle(page)
     page.wait_for_timeout(500)
-    assert len(asked) <= 3
-    assert asked[-1]["part"]["row"] == 1
+    assert len(sent) <= 3
+    assert sent[-1]["part"]["row"] == 1
 
 
-def test_a_pinned_class_is_let_go_by_a_second_click_and_by_a_new_drawing(open_page):
+def test_a_second_click_or_a_new_drawing_unpins_a_class(open_page):
     page = open_page("routing")
     title = page.locator("#heat-title")
     expect(title).to_have_text("Support for 5")
@@ -255,9 +255,9 @@ def test_a_pinned_class_is_let_go_by_a_second_click_and_by_a_new_drawing(open_pa
     expect(title).to_have_text("Support for 7")
 
 
-def test_the_tab_key_leads_to_what_is_shown(open_page):
+def test_the_tab_key_reaches_the_selected_items(open_page):
     page = open_page("routing")
-    expect(page.locator("#part-title")).to_contain_text("The part of type")
+    expect(page.locator("#part-title")).to_contain_text("Part of type")
     words = page.inner_text("#part-title").replace(",", "").split()
     kind, row, column = (int(words[words.index(word) + 1]) for word in ("type", "row", "column"))
     stops = [page.locator(f"{host} [tabindex='0']") for host in ("#routing-classes", "#places", "#types")]
@@ -268,7 +268,7 @@ def test_the_tab_key_leads_to_what_is_shown(open_page):
     assert stops[2].get_attribute("aria-label") == f"type {kind}"
     stops[0].focus()
     page.keyboard.press("Tab")
-    expect(page.locator("#heat-title")).to_have_text("Support for 5")  # passing by pins nothing
+    expect(page.locator("#heat-title")).to_have_text("Support for 5")  # moving the focus pins nothing
 
 
 def test_the_curve_is_that_of_the_last_setting(open_page):
@@ -282,15 +282,15 @@ def test_the_curve_is_that_of_the_last_setting(open_page):
     page.wait_for_timeout(100)
     page.locator("#along-rotate").check()
     settle(page)
-    expect(page.locator("#curve-cnn .axis")).to_have_text("turn")
+    expect(page.locator("#curve-cnn .axis")).to_have_text("rotation")
     page.locator("#knob-shear").fill("0.6")
     page.wait_for_timeout(100)
-    page.get_by_role("button", name="Put it back").click()
+    page.get_by_role("button", name="Reset").click()
     settle(page)
     expect(curve).to_have_attribute("points", first)
 
 
-def test_nothing_is_left_of_a_drawing_that_was_cleared(open_page):
+def test_clearing_the_drawing_clears_all_panels(open_page):
     page = open_page("pose")
     becomes(page, "#pose-redrawn", "static/blank.svg")
     page.get_by_role("button", name="Sweep").click()
@@ -305,8 +305,8 @@ def test_nothing_is_left_of_a_drawing_that_was_cleared(open_page):
     expect(page.locator(".strip")).to_have_count(0)
 
 
-def test_a_long_stroke_can_be_arranged(page):
-    """As many points as an hour of scribbling has."""
+def test_a_very_long_stroke_can_be_arranged(page):
+    """As many points as in an hour of drawing."""
     box = page.evaluate("""async () => {
       const { arranged } = await import("/static/pair.js");
       const points = Array.from({ length: 300_000 }, (_, i) => [(i % 100) / 100, (i % 70) / 100, 1]);
@@ -316,7 +316,7 @@ def test_a_long_stroke_can_be_arranged(page):
 
 
 @pytest.mark.skipif("capsnet-multimnist" not in shipped_models(), reason="weights for pairs are not shipped")
-def test_a_network_of_pairs_that_is_served_itself_finds_two_digits(open_page):
+def test_a_network_for_pairs_can_be_the_main_model(open_page):
     page = open_page("draw")
 
     def alone(route):

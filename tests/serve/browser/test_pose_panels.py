@@ -1,4 +1,4 @@
-"""The page with a network that reads poses: what it shows in place of routing, and in units."""
+"""The page with a network that predicts placements."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import pytest
 from driver import THREE, draw, expect, serving, settle
 from PIL import Image, ImageDraw
 from test_drawing import DROP
-from test_page import BEYOND, FAINT, press, tab_to
+from test_page import CONTRASTS, OVERFLOWING, press, tab_to
 
 PANELS = ("draw", "pose", "views", "transform")
-STAR = [[(0.2, 0.2), (0.8, 0.8)], [(0.8, 0.2), (0.2, 0.8)], [(0.5, 0.1), (0.5, 0.9)]]  # no digit
+STAR = [[(0.2, 0.2), (0.8, 0.8)], [(0.8, 0.2), (0.2, 0.8)], [(0.5, 0.1), (0.5, 0.9)]]  # not a digit
 GREYS = """async (selector) => {
   const { greys } = await import("/static/pixels.js");
   return Array.from(await greys(document.querySelector(selector).src));
@@ -28,7 +28,7 @@ def server():
 
 @pytest.fixture
 def show(open_page):
-    """show("pose", …) → the page with that panel in front, and every question answered."""
+    """show("pose", …) → the page with that panel, after all requests have finished."""
 
     def opened(panel="draw", **settings):
         page = open_page(panel, **settings)
@@ -58,13 +58,13 @@ def greys(page, selector):
     return np.array(page.evaluate(GREYS, selector)).reshape(16, 16)
 
 
-def test_the_verdict_says_how_the_digit_stands(show):
+def test_the_placement_of_the_digit_is_shown(show):
     page = show()
     expect(page.locator("#tab-routing")).to_be_hidden()
     example(page, "6, upright")
     upright = placement(page)
-    assert list(upright) == ["angle", "spread of the angle", "scale", "x", "y", "width of strokes"]
-    expect(page.locator("#placement-title")).to_have_text("How the 6 stands")
+    assert list(upright) == ["angle", "angle spread", "scale", "x", "y", "stroke width"]
+    expect(page.locator("#placement-title")).to_have_text("Placement of 6")
     example(page, "6, slanted")
     slanted = placement(page)
     assert slanted["angle"] < upright["angle"] - 5  # slanted to the right: turned clockwise
@@ -76,7 +76,7 @@ def test_the_verdict_says_how_the_digit_stands(show):
     expect(page.locator("#draw-placement dd").first).to_have_text("–")
 
 
-def test_a_drawing_is_read_where_it_was_drawn_unless_it_is_fitted(show):
+def test_a_drawing_keeps_its_position_unless_it_is_centred(show):
     page = show()
     narrow = [[(0.5 + 0.7 * (x - 0.5), y) for x, y in stroke] for stroke in THREE]
     places = []
@@ -87,12 +87,12 @@ def test_a_drawing_is_read_where_it_was_drawn_unless_it_is_fitted(show):
         settle(page)
         places.append(placement(page)["x"])
     assert 2.5 < places[1] - places[0] < 5.5  # 0.24 of 16 pixels
-    page.get_by_label("Fit into the middle").check()
+    page.get_by_label("Centre and scale").check()
     settle(page)
     assert abs(placement(page)["x"] - 7.5) < 1.6
 
 
-def test_a_small_digit_in_a_photograph_is_found_when_it_is_fitted(show):
+def test_a_small_digit_in_a_photograph_is_found_when_it_is_centred(show):
     photo = Image.new("L", (300, 300), 235)
     ImageDraw.Draw(photo).line([(30 + 90 * x, 30 + 90 * y) for x, y in THREE[0]], fill=20, width=11, joint="curve")
     buffer = io.BytesIO()
@@ -100,18 +100,18 @@ def test_a_small_digit_in_a_photograph_is_found_when_it_is_fitted(show):
     page = show()
     page.evaluate(DROP, [base64.b64encode(buffer.getvalue()).decode(), "three.png", "image/png"])
     expect(page.locator("#verdict")).to_contain_text("None of these.")
-    page.get_by_label("Fit into the middle").check()
+    page.get_by_label("Centre and scale").check()
     expect(page.locator("#verdict")).to_contain_text("This is a 3.")
 
 
-def test_none_of_these_is_said_and_a_length_takes_its_place(show):
+def test_none_of_these_is_shown_and_reject_overrides_the_threshold(show):
     page = show()
     draw(page, STAR)
     verdict, won = page.locator("#verdict"), page.locator("#draw-bars [data-kind=won]")
     expect(verdict).to_contain_text("None of these. Nearest:")
     settle(page)
     expect(won).to_have_count(0)
-    expect(page.locator("#placement-title")).to_contain_text("How the nearest class")
+    expect(page.locator("#placement-title")).to_contain_text("Placement of the nearest class")
     expect(page.locator("#draw-error")).to_contain_text("the answer is “none of these”")
     page.locator("#reject").fill("0.1")
     expect(verdict).not_to_contain_text("None of these")
@@ -121,7 +121,7 @@ def test_none_of_these_is_said_and_a_length_takes_its_place(show):
     expect(page.locator("#draw-error")).not_to_contain_text("Familiarity")
 
 
-def test_ten_degrees_on_the_slider_turn_the_drawing_by_ten(show):
+def test_the_angle_slider_rotates_the_reconstruction(show):
     page = show("pose")
     example(page, "1, upright")
     asked = []
@@ -134,7 +134,7 @@ def test_ten_degrees_on_the_slider_turn_the_drawing_by_ten(show):
         assert asked[-1]["placement"]["angle"] == pytest.approx(read + angle, abs=0.06)
         assert number(page.locator("[for=part-angle] + output").inner_text()) == pytest.approx(read + angle, abs=0.06)
     quarter = greys(page, "#pose-redrawn")
-    turned = (stroke_angle(quarter) - stroke_angle(first)) % 180  # of an axis, which has no ends
+    turned = (stroke_angle(quarter) - stroke_angle(first)) % 180  # an axis has no direction
     assert turned == pytest.approx(90, abs=12)
     assert page.get_attribute("#pose-upright", "src") == upright
     page.get_by_role("button", name="Reset").click()
@@ -147,7 +147,7 @@ def test_ten_degrees_on_the_slider_turn_the_drawing_by_ten(show):
     assert np.abs(moved[:-2, 3:] - first[2:, :-3]).max() < 0.02
     page.locator("#pose-4").fill("0.3")
     settle(page)
-    assert page.get_attribute("#pose-upright", "src") != upright  # how it looks, not how it stands
+    assert page.get_attribute("#pose-upright", "src") != upright  # the capsule changes the upright drawing
 
 
 def stroke_angle(grey):
@@ -158,7 +158,7 @@ def stroke_angle(grey):
     return np.degrees(np.arctan2(2 * xy, xx - yy)) / 2
 
 
-def test_the_sweep_has_a_row_for_each_part_of_the_pose(show):
+def test_the_sweep_has_a_row_for_each_placement_parameter(show):
     page = show("pose")
     page.get_by_role("button", name="Sweep").click()
     strips = page.locator(".strip")
@@ -169,7 +169,7 @@ def test_the_sweep_has_a_row_for_each_part_of_the_pose(show):
     expect(page.locator("#part-angle")).to_have_value("40")
 
 
-def test_the_map_shows_each_view_of_a_class(show):
+def test_the_map_shows_the_length_in_each_view(show):
     page = show("views")
     example(page, "6, slanted")
     cells = page.locator("#lattice .cells button")
@@ -194,11 +194,11 @@ def labels(cells):
     return [cells.nth(index).get_attribute("aria-label") for index in range(cells.count())]
 
 
-def test_the_angle_read_follows_the_angle_applied(show):
+def test_the_predicted_angle_follows_the_applied_one(show):
     page = show("transform")
     example(page, "5, slanted")
     chart, title = page.locator("#curve-read svg"), page.locator("#curve-read-title")
-    expect(title).to_have_text("Angle that is read for 5")
+    expect(title).to_have_text("Predicted angle of 5")
     expect(page.locator("#curve-read polyline.strong").first).to_be_visible()
     expect(page.locator("#curve-read .band")).to_have_count(1)
     expect(page.locator("#curve-cnn")).to_be_hidden()
@@ -209,12 +209,12 @@ def test_the_angle_read_follows_the_angle_applied(show):
     assert label.endswith("at 30°")
     assert number(label.split(": ")[1].split(" at ")[0]) - before == pytest.approx(30, abs=8)
     page.locator("#along-shift_x").check()
-    expect(title).to_have_text("x that is read for 5")
+    expect(title).to_have_text("Predicted x of 5")
     page.locator("#along-scale").check()
-    expect(title).to_have_text("Scale that is read for 5")
+    expect(title).to_have_text("Predicted scale of 5")
 
 
-def test_without_a_decoder_nothing_pretends_to_draw(show):
+def test_without_a_decoder_no_reconstructions_are_shown(show):
     page = show()
 
     def without(route):
@@ -225,7 +225,7 @@ def test_without_a_decoder_nothing_pretends_to_draw(show):
     page.route("**/api/model", without)
     page.reload()
     page.wait_for_selector("#verdict[data-winner]")
-    expect(page.get_by_text("This network has no decoder, so it cannot redraw what it saw.")).to_be_visible()
+    expect(page.get_by_text("This network has no decoder, so it cannot reconstruct the image.")).to_be_visible()
     for name in ("redrawn", "upright", "missing"):
         expect(page.locator(f"#draw-{name}")).to_be_hidden()
     page.get_by_role("tab", name="Pose").click()
@@ -234,19 +234,19 @@ def test_without_a_decoder_nothing_pretends_to_draw(show):
     expect(page.locator("#pose-sliders")).to_be_hidden()
 
 
-def test_an_address_of_a_panel_that_there_is_not_leads_to_the_first(show):
+def test_the_hash_of_a_missing_panel_shows_the_first_panel(show):
     page = show("routing")
     expect(page.locator("#panel-draw")).to_be_visible()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_phone_never_scrolls_sideways_and_all_text_stands_out(show, scheme):
+def test_layout_and_contrast_on_a_phone(show, scheme):
     page = show(viewport={"width": 320, "height": 740}, color_scheme=scheme)
     for panel in PANELS:
         page.get_by_role("tab", name=panel).click()
         if panel == "pose" and scheme == "light":
             page.get_by_role("button", name="Sweep").click()
         settle(page)
-        assert page.evaluate(BEYOND, 321) == [], panel
+        assert page.evaluate(OVERFLOWING, 321) == [], panel
         assert page.evaluate("document.documentElement.scrollWidth") == 320, panel
-        assert [text for text in page.evaluate(FAINT) if not text["enough"]] == [], panel
+        assert [text for text in page.evaluate(CONTRASTS) if not text["enough"]] == [], panel

@@ -1,61 +1,64 @@
-// Questions to the server: one in flight for each kind, the latest wins, and a server that goes away is waited for.
+// Requests to the API: at most one pending per panel and route, newer requests replace waiting ones, and the page waits
+// for a server that does not respond.
 
-/** The server's own sentence about what was wrong with a question. */
-class Refused extends Error {}
+/** The server rejected a request; the message is its own. */
+class RequestError extends Error {}
 
-/** No answer came at all. */
-export class Away extends Error {}
+/** The server did not respond. */
+export class ServerUnavailable extends Error {
+  constructor() { super("The server does not respond."); }
+}
 
-const PATIENCE = 20_000;      // milliseconds until a server that says nothing is taken to be away
-const WHILE_DRAWING = 60;     // milliseconds between two questions during a stroke
+const TIMEOUT_MS = 20_000;
+const STROKE_INTERVAL_MS = 60;      // between two requests during a stroke
 
-let onTheWay = 0;
+let pending = 0;
 
-/** While a question is on its way, the page says that it is busy. */
-export async function ask(path, body) {
-  const busy = (change) => {
-    onTheWay += change;
-    document.querySelector("main").setAttribute("aria-busy", String(onTheWay > 0));
+/** Sends `body` by POST, or a GET without one. While a request is pending, the page is marked as busy. */
+export async function request(path, body) {
+  const count = (change) => {
+    pending += change;
+    document.querySelector("main").setAttribute("aria-busy", String(pending > 0));
   };
-  busy(+1);
+  count(+1);
   try {
-    return await answerTo(path, body);
+    return await send(path, body);
   } finally {
-    busy(-1);
+    count(-1);
   }
 }
 
-async function answerTo(path, body) {
-  const request = body === undefined ? {} : {
+async function send(path, body) {
+  const options = body === undefined ? {} : {
     method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body),
   };
   let response;
   try {
-    response = await fetch(path, { ...request, signal: AbortSignal.timeout(PATIENCE) });
+    response = await fetch(path, { ...options, signal: AbortSignal.timeout(TIMEOUT_MS) });
   } catch {
-    throw new Away("The server does not answer.");
+    throw new ServerUnavailable();
   }
   let answer = null;
   try {
     answer = await response.json();
   } catch (error) {
-    if (!(error instanceof SyntaxError)) throw new Away("The server does not answer.");      // it stopped on the way
-    // Not JSON: an error page of a proxy. Said below.
+    if (!(error instanceof SyntaxError)) throw new ServerUnavailable();      // the connection broke
+    // Not JSON: an error page of a proxy, handled below.
   }
   if (response.ok && answer !== null) return answer;
-  if ([502, 503, 504].includes(response.status)) throw new Away("The server does not answer.");
-  throw new Refused(typeof answer?.detail === "string" ? answer.detail : `The server could not answer (${response.status}).`);
+  if ([502, 503, 504].includes(response.status)) throw new ServerUnavailable();
+  throw new RequestError(typeof answer?.detail === "string" ? answer.detail : `The server responded with an error (${response.status}).`);
 }
 
-/** A function of whether a drawing is finished: then it calls `act` at once, and before that only now and then. */
-export function paced(act) {
-  let due = null;
+/** Throttles `act`: the result is called with whether a drawing is finished, and if so calls `act` at once. */
+export function throttled(act) {
+  let timer = null;
   return (finished) => {
-    if (!finished && due !== null) return;
-    clearTimeout(due);
-    due = null;
+    if (!finished && timer !== null) return;
+    clearTimeout(timer);
+    timer = null;
     if (finished) act();
-    else due = setTimeout(() => { due = null; act(); }, WHILE_DRAWING);
+    else timer = setTimeout(() => { timer = null; act(); }, STROKE_INTERVAL_MS);
   };
 }
 
@@ -63,51 +66,51 @@ const pause = (milliseconds) => new Promise((resolve) => setTimeout(resolve, mil
 
 let waiting = null;
 
-/** Resolves once the server answers again. `trouble(text)` is told, and told null when it is over. */
-export function serverBack(trouble) {
+/** Resolves once the server responds again. Meanwhile `showBanner(text)` shows that; `showBanner(null)` ends it. */
+export function untilServerResponds(showBanner) {
   waiting ??= (async () => {
-    trouble("The server does not answer. Trying again…");
+    showBanner("The server does not respond. Retrying…");
     for (let delay = 500; ; delay = Math.min(delay * 1.5, 5000)) {
       await pause(delay);
       try {
-        await ask("healthz");
+        await request("healthz");
         break;
       } catch (error) {
-        if (!(error instanceof Away)) break;
+        if (!(error instanceof ServerUnavailable)) break;
       }
     }
-    trouble(null);
+    showBanner(null);
     waiting = null;
   })();
   return waiting;
 }
 
 /**
- * A function that asks `path` a question. While one is on its way, only the newest of the others is kept.
- * `answered(answer, question)` gets what comes back, `failed(error)` what does not. `forget()` drops all of it.
+ * A function that posts a body to `path`. While one request is pending, only the newest of the others is kept.
+ * `onResponse(answer, body)` and `onError(error)` get the result. `cancel()` discards all requests.
  */
-export function latest(path, answered, failed) {
+export function latest(path, onResponse, onError) {
   let busy = false;
   let next = null;
-  let era = 0;
-  async function question(body) {
+  let generation = 0;
+  async function post(body) {
     next = body;
     if (busy) return;
     busy = true;
     while (next !== null) {
-      const now = next;
-      const asked = era;
+      const current = next;
+      const started = generation;
       next = null;
       try {
-        const answer = await ask(path, now);
-        if (asked === era) await answered(answer, now);
+        const answer = await request(path, current);
+        if (started === generation) await onResponse(answer, current);
       } catch (error) {
-        if (!(error instanceof Away || error instanceof Refused)) { busy = false; throw error; }
-        if (asked === era) failed(error);
+        if (!(error instanceof ServerUnavailable || error instanceof RequestError)) { busy = false; throw error; }
+        if (started === generation) onError(error);
       }
     }
     busy = false;
   }
-  question.forget = () => { next = null; era += 1; };
-  return question;
+  post.cancel = () => { next = null; generation += 1; };
+  return post;
 }

@@ -1,8 +1,8 @@
-// One bar a class.
+// A bar chart with one bar per class.
 
 import { h, round, roving } from "./dom.js";
 
-/** `pick(index, how)`, if given, makes every row a button: how is "hover" (or focus), "leave" or "pin". */
+/** With `pick(index, how)` every row is a button; how is "hover" (also on focus), "leave" or "pin". */
 export function classBars(host, classes, pick = null) {
   const rows = classes.map((name, index) => {
     const value = h("span", { class: "value" });
@@ -19,7 +19,7 @@ export function classBars(host, classes, pick = null) {
   const focus = pick && roving(rows.map(({ row }) => row), 1);
 
   return {
-    /** `kinds[index]` is a class name for the row: "won", "first", "second", … */
+    /** `kinds[index]` is the style of a row: "won", "first", "second", … */
     show(values, kinds = {}) {
       rows.forEach(({ row, fill, value }, index) => {
         fill.style.setProperty("--value", Math.min(1, Math.max(0, values[index])));
@@ -27,7 +27,7 @@ export function classBars(host, classes, pick = null) {
         row.dataset.kind = kinds[index] ?? "";
       });
     },
-    /** The row that is pinned, if any, and the one that the Tab key leads to. */
+    /** Marks the pinned row, if any, and makes row `stop` the tab stop. */
     choose(pinned, stop) {
       rows.forEach(({ row }, i) => row.setAttribute("aria-pressed", String(i === pinned)));
       focus.settle(stop);

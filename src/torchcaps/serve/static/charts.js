@@ -1,4 +1,4 @@
-// Line charts in SVG. Colours and type come from the style sheet.
+// Line charts in SVG, styled by CSS.
 
 import { svg } from "./dom.js";
 
@@ -6,14 +6,14 @@ const WIDTH = 360;
 const MARGIN = { left: 34, right: 24, top: 18, bottom: 34 };
 
 /**
- * Draws into `host`, replacing what is there.
- * xs      the values along the axis
- * lines   [{ name, values, kind }]; a kind is a class name: "strong", "faint", …; later ones lie above
- * ticks   the values to write below the axis; label, what they are
- * low     where the upright axis begins; high, where it ends;  levels  the values to write on it, by writeLevel
- * left    room for them;  band  [from, to] of the axis to shade, or null
- * jump    two points that are further apart than this are not joined
- * cursor  a value to mark, or null;  onpick(x), called where somebody points
+ * Draws a chart and replaces the content of `host`.
+ * xs      values on the x-axis
+ * lines   [{ name, values, kind }]; a kind is a CSS class: "strong", "faint", …; later lines are drawn on top
+ * ticks   values to label on the x-axis;  label   title of the x-axis
+ * low     start of the y-axis;  high   its end;  levels  values to label on it, formatted by writeLevel
+ * left    width of those labels;  band    [from, to] range of the x-axis to shade, or null
+ * jump    points that differ by more than this are not connected
+ * cursor  x to mark, or null;  onpick(x)  called on a click
  */
 export function lineChart(host, { xs, lines, ticks, label, title, cursor = null, height = 190, low = 0, high = 1, dots = false,
   write = String, levels = [low, (high + low) / 2, high], writeLevel = (value) => String(Number(value.toFixed(3))),
@@ -59,17 +59,17 @@ export function lineChart(host, { xs, lines, ticks, label, title, cursor = null,
   host.replaceChildren(chart);
 }
 
-/** Where a line is highest; of several such places, the one nearest to the middle. */
+/** Index of the maximum; of several, the one nearest to the middle. */
 function peakOf(values) {
   const most = Math.max(...values) - 0.005;
   const off = (i) => Math.abs(i - (values.length - 1) / 2);
   return values.reduce((best, value, i) => (value >= most && (best < 0 || off(i) < off(best)) ? i : best), -1);
 }
 
-/** How far along a chart's width, from 0 to 1, a share of its axis lies. */
+/** Position of a point of the x-axis, both as a share from 0 to 1: of the axis, and of the chart's width. */
 export const alongChart = (share) => (MARGIN.left + share * (WIDTH - MARGIN.left - MARGIN.right)) / WIDTH;
 
-/** Where a curve stands at a value between two of its points. */
+/** Interpolates a curve linearly. */
 export function valueAt(xs, values, at) {
   const right = Math.max(1, xs.findIndex((x) => x >= at));
   const share = (at - xs[right - 1]) / (xs[right] - xs[right - 1] || 1);

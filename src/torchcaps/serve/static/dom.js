@@ -1,4 +1,4 @@
-// Small helpers around the DOM. Text from the server only ever becomes a text node.
+// Small DOM helpers. Text from the server is only inserted as text nodes, never as HTML.
 
 export const $ = (id) => document.getElementById(id);
 
@@ -17,7 +17,7 @@ export const h = (tag, attributes = {}, ...children) => fill(document.createElem
 export const svg = (tag, attributes = {}, ...children) =>
   fill(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
 
-/** Arrow keys move the focus among items, of which only one is a tab stop. `columns` makes up and down step by rows. */
+/** Arrow keys move the focus among items, of which one is the tab stop. With `columns`, up and down move by rows. */
 export function roving(items, columns = items.length) {
   let current = 0;
   const settle = (index) => {
@@ -37,11 +37,11 @@ export function roving(items, columns = items.length) {
     });
   });
   settle(0);
-  // While one of them has the focus, that is the tab stop.
+  // While an item has the focus, it stays the tab stop.
   return { settle: (index) => { if (!items.includes(document.activeElement)) settle(index); } };
 }
 
-/** A slider with its label and value; `set` shows a value without calling `oninput`. */
+/** A slider with label and value; `set` changes it without calling `oninput`. */
 export function slider({ id, label, min, max, step, value, show = String, oninput }) {
   const output = h("output", { for: id }, show(value));
   const input = h("input", { type: "range", id, min, max, step, value });

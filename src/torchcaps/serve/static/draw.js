@@ -1,4 +1,4 @@
-// Draw: how long each class capsule is, and what its decoder redraws.
+// The Draw panel: the length of each class capsule, and the reconstruction.
 
 import { classBars } from "./bars.js";
 import { $, h, round } from "./dom.js";
@@ -6,7 +6,7 @@ import { PARTS, placementOf, PoseMark } from "./placement.js";
 
 const BLANK = "static/blank.svg";
 
-/** Shows a picture of an answer, or a black square where there is none. */
+/** Shows an image from a response, or a black square for null. */
 export function picture(id, source) {
   $(id).src = source ?? BLANK;
 }
@@ -19,26 +19,26 @@ export function drawPanel(page) {
     const placement = answer ? placementOf(answer.placements, answer.winners[0]) : null;
     mark.show(placement);
     const name = answer && page.model.classes[answer.winners[0]];
-    $("placement-title").textContent = !answer ? "How it stands"
-      : answer.classes.length ? `How the ${name} stands` : `How the nearest class, ${name}, would stand`;
+    $("placement-title").textContent = !answer ? "Placement"
+      : answer.classes.length ? `Placement of ${name}` : `Placement of the nearest class, ${name}`;
     const rows = Object.entries(PARTS).filter(([name]) => page.model.placement.includes(name))
       .map(([name, { label, write }]) => [label, placement && write(placement[name])]);
-    rows.splice(1, 0, ["spread of the angle", placement && `${round(placement.spread, 1)}°`]);
-    if (placement?.thickness !== undefined) rows.push(["width of strokes", `${round(placement.thickness, 1)} px`]);
+    rows.splice(1, 0, ["angle spread", placement && `${round(placement.spread, 1)}°`]);
+    if (placement?.thickness !== undefined) rows.push(["stroke width", `${round(placement.thickness, 1)} px`]);
     $("draw-placement").replaceChildren(...rows.map(([label, value]) =>
       h("div", {}, h("dt", {}, label), h("dd", {}, value ?? "–"))));
   }
 
-  /** How familiar the drawing is, if that decides, and how far the reconstruction is from it, if there is one. */
+  /** The familiarity, if it is compared with a threshold, and the error of the reconstruction, if there is one. */
   function about({ familiarity, error }) {
     const parts = [];
     if (familiarity !== null) parts.push(`Familiarity ${round(familiarity)}. Below ${round(page.model.none_below)} the answer is “none of these”.`);
-    if (error !== null) parts.push(`The difference is shown brighter than it is. Its mean square is ${error.toFixed(4)} a pixel.`);
+    if (error !== null) parts.push(`Mean squared error ${error.toFixed(4)}; the difference is shown brightened.`);
     return parts.join(" ");
   }
 
   return {
-    answered() {
+    update() {
       const answer = page.answer;
       const decoded = answer?.decoded[0];
       picture("draw-seen", answer?.seen);

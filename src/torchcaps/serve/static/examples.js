@@ -1,8 +1,8 @@
-// Digits as pen strokes in a box of 100 × 100, in three hands. Drawn for this page; no image of a data set is among them.
+// Digits as pen strokes in a box of 100 × 100, in three styles. Drawn for this page, not taken from a dataset.
 
-export const HANDS = ["upright", "slanted", "another way"];
+export const STYLES = ["upright", "slanted", "other style"];
 
-// PATHS[digit][hand]
+// PATHS[digit][style]
 export const PATHS = [
   [
     "M50 14 C30 14 24 34 24 51 C24 70 33 86 50 86 C67 86 76 69 76 50 C76 32 69 14 49 14",
@@ -56,7 +56,7 @@ export const PATHS = [
   ],
 ];
 
-/** The points of a path, in units of the box, one list for each stroke. */
+/** The points of a path, as shares of the box, one list per stroke. */
 export function strokesOf(path, step = 2) {
   return path.split("M").filter(Boolean).map((rest) => {
     const line = document.createElementNS("http://www.w3.org/2000/svg", "path");

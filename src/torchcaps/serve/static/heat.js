@@ -1,11 +1,11 @@
-// Heat over a drawing: what every place says, spread over the pixels it can see.
+// Heat map over a drawing: the value of each grid position, spread over its receptive field.
 
 const FOR = [255, 138, 61];
 const AGAINST = [77, 171, 247];
 
 const hann = (share) => 0.5 - 0.5 * Math.cos(2 * Math.PI * share);
 
-/** Numbers of a grid of places (rows × columns) as a map of height × width pixels. */
+/** Spreads the values of a grid (rows × columns) over an image of height × width pixels. */
 export function spread(values, grid, height, width) {
   const map = new Float32Array(height * width);
   const weight = new Float32Array(height * width);
@@ -21,12 +21,12 @@ export function spread(values, grid, height, width) {
       }
     }
   }));
-  // Pixels that few places see are not to look unimportant for that, but the outermost rim may fade.
+  // Divide by the weights, so that pixels in few receptive fields do not look unimportant; only the outer edge fades.
   const most = Math.max(...weight);
   return map.map((value, i) => value / Math.max(weight[i], most / 4));
 }
 
-/** The drawing in grey with the map above it: orange for, blue against. `most` is the strength of full colour. */
+/** Draws the image in grey with the map on top: orange for, blue against. `most` is the value of full colour. */
 export function paintHeat(canvas, image, map, most, height, width) {
   const small = new OffscreenCanvas(width, height);
   const context = small.getContext("2d");

@@ -1,6 +1,6 @@
-// Wires the page together: the models, the pad, and the panel in front.
+// Connects the models, the drawing pad and the visible panel.
 
-import { ask, Away, latest, paced, serverBack } from "./api.js";
+import { latest, request, ServerUnavailable, throttled, untilServerResponds } from "./api.js";
 import { $, h, round, roving, slider, withArticle } from "./dom.js";
 import { drawPanel } from "./draw.js";
 import { overlapPanel } from "./overlap.js";
@@ -12,50 +12,50 @@ import { transformPanel } from "./transform.js";
 import { viewsPanel } from "./views.js";
 
 const NAMES = ["draw", "pose", "routing", "views", "overlap", "transform"];
-const EXAMPLE = 0.9;      // share of the pad's side that an example takes
+const EXAMPLE = 0.9;      // size of an example, as a share of the pad's side
 
-function trouble(text) {
-  $("trouble").hidden = text === null;
-  $("trouble").textContent = text ?? "";
+function showBanner(text) {
+  $("banner").hidden = text === null;
+  $("banner").textContent = text ?? "";
 }
 
-async function describe() {
+async function fetchModels() {
   for (;;) {
     try {
-      return await ask("api/model");
+      return await request("api/model");
     } catch (error) {
-      if (!(error instanceof Away)) throw error;
-      await serverBack(trouble);
+      if (!(error instanceof ServerUnavailable)) throw error;
+      await untilServerResponds(showBanner);
     }
   }
 }
 
-/** Shows what belongs to this kind of network, and hides the rest: `data-of` names all that must hold. */
+/** Hides elements that do not apply to this model. `data-of` lists the traits that an element requires. */
 function showFor(model, comparison) {
-  const holds = { capsules: model.kind === "capsules", poses: model.kind === "poses", decoder: model.decoder,
+  const traits = { capsules: model.kind === "capsules", poses: model.kind === "poses", decoder: model.decoder,
     "no-decoder": !model.decoder, comparison: model.kind === "capsules" || comparison !== null };
   for (const element of document.querySelectorAll("[data-of]")) {
-    element.hidden = !element.dataset.of.split(" ").every((trait) => holds[trait]);
+    element.hidden = !element.dataset.of.split(" ").every((trait) => traits[trait]);
   }
 }
 
 async function start() {
-  // A tab that is chosen before the models are known is in front when they are: the address keeps it.
-  let front = null;
+  // The URL's hash names the panel to show, also for a tab that was clicked before the models were loaded.
+  let visible = null;
   let names = NAMES;
-  const named = () => (names.includes(location.hash.slice(1)) ? location.hash.slice(1) : "draw");
-  const choose = (name) => { if (named() !== name) location.hash = name; };      // it is brought to the front a little later
+  const panelInHash = () => (names.includes(location.hash.slice(1)) ? location.hash.slice(1) : "draw");
+  const choose = (name) => { if (panelInHash() !== name) location.hash = name; };      // hashchange then shows the panel
   for (const name of NAMES) $(`tab-${name}`).addEventListener("click", () => choose(name));
 
-  const { models } = await describe();
+  const { models } = await fetchModels();
   const byRole = (role) => models.find((model) => model.role === role) ?? null;
   const main = byRole("main");
   const poses = main.kind === "poses";
   const page = {
     model: main, overlap: byRole("overlap") ?? (main.pairs && main.decoder ? main : null),
     comparison: byRole("comparison"),
-    question: null,      // the image that the panels ask about, null while nothing is drawn
-    answer: null,        // what /api/predict said of it
+    image: null,         // the image to predict; null while nothing is drawn
+    answer: null,        // the response of /api/predict to it
     failed,
   };
   for (const place of document.querySelectorAll(".pose-size")) place.textContent = page.model.pose;
@@ -70,20 +70,19 @@ async function start() {
     overlap: overlapPanel(page), transform: transformPanel(page) };
 
   function failed(error) {
-    if (error instanceof Away) serverBack(trouble).then(again);
+    if (error instanceof ServerUnavailable) untilServerResponds(showBanner).then(retry);
     else $("message").textContent = error.message;
   }
 
-  function again() {
-    question();
-    panels[front].again?.();
+  function retry() {
+    predictDrawing();
+    panels[visible].retry?.();
   }
 
-  // The drawing and what it is taken for.
-  const predict = latest("api/predict", (answer, question) => {
-    page.question = question.image;
+  const predict = latest("api/predict", (answer, { image }) => {
+    page.image = image;
     page.answer = answer;
-    $("message").textContent = unread ?? "";
+    $("message").textContent = fileError ?? "";
     const [winner] = answer.winners;
     const name = page.model.classes[winner];
     const length = answer.lengths[winner];
@@ -92,81 +91,81 @@ async function start() {
     $("verdict").toggleAttribute("data-none", answer.classes.length === 0);
     $("verdict").textContent = answer.classes.length === 0 ? `None of these. Nearest: ${name}, ${measure.toLowerCase()} ${round(length)}.`
       : length >= 0.5 ? `This is ${withArticle(name)}. ${measure} ${round(length)}.`
-        : `Perhaps ${withArticle(name)}, but its capsule is short: ${round(length)}.`;
-    panels[front].answered();
+        : `Possibly ${withArticle(name)}. ${measure} only ${round(length)}.`;
+    panels[visible].update();
   }, failed);
 
-  let unread = null;      // what was wrong with a file: it stands until the drawing changes
-  let opened = null;      // a picture file, and the mark it became: it goes as it came until somebody draws on it
-  let reject = null;      // the length below which the answer is none of the classes; null for the network's own threshold
-  const pad = new Pad($("pad"), { label: "Drawing pad", help: "pad-help", changed: paced(question) });
-  // A network that reads poses is shown the pad as it is, and everything at the size that its training images have.
+  let fileError = null;   // error message for a file, shown until the drawing changes
+  let opened = null;      // an image file and its mark; the file is sent unchanged until the user draws on it
+  let reject = null;      // length below which no class is predicted; null for the network's own threshold
+  const pad = new Pad($("pad"), { label: "Drawing pad", help: "pad-help", changed: throttled(predictDrawing) });
+  // A network that predicts placements gets the pad unchanged, with digits of the size that they have in its training images.
   const { box, brush } = page.model.drawing;
   const share = poses ? box / EXAMPLE : 1;
   pad.brush = brush * share;
   if (poses && box < 0.95) pad.guide(box);
-  const fitted = h("input", { type: "checkbox", id: "fit", onchange: () => refit() });
-  const centre = () => !poses || fitted.checked;
-  const asOpened = () => opened !== null && pad.marks.length === 1 && pad.marks[0] === opened.mark;
-  function question() {
-    unread = null;
-    if (pad.empty) return nothing();
-    const image = { png: asOpened() ? opened.png : pictureOf(pad.marks), centre: centre() };
+  const centring = h("input", { type: "checkbox", id: "fit", onchange: () => refit() });
+  const centre = () => !poses || centring.checked;
+  const isUnchangedFile = () => opened !== null && pad.marks.length === 1 && pad.marks[0] === opened.mark;
+  function predictDrawing() {
+    fileError = null;
+    if (pad.empty) return showEmpty();
+    const image = { png: isUnchangedFile() ? opened.png : pictureOf(pad.marks), centre: centre() };
     predict({ image, model: page.model.name, reject });
   }
 
-  function nothing() {
-    predict.forget();
-    page.question = page.answer = null;
+  function showEmpty() {
+    predict.cancel();
+    page.image = page.answer = null;
     delete $("verdict").dataset.winner;
     delete $("verdict").dataset.none;
     $("message").textContent = "";
     $("verdict").textContent = "Draw a digit.";
-    panels[front].answered();
+    panels[visible].update();
   }
 
   async function open(file) {
-    if (named() === "overlap") choose("draw");      // where the pad is that takes pictures
+    if (panelInHash() === "overlap") choose("draw");      // its pad shows images
     await put(() => readPicture(file));
   }
 
-  /** Lays a picture on the pad as the network sees it. */
+  /** Shows an image on the pad as the network sees it. */
   async function put(read) {
     try {
       const png = await read();
-      const { seen } = await ask("api/predict", { image: { png, centre: centre() }, model: page.model.name });
+      const { seen } = await request("api/predict", { image: { png, centre: centre() }, model: page.model.name });
       const picture = new Image();
       picture.src = seen;
       await picture.decode();
       opened = { png, mark: { layer: 0, picture } };
       pad.replace([opened.mark]);
     } catch (error) {
-      if (!(error instanceof Away)) unread = error.message;
+      if (!(error instanceof ServerUnavailable)) fileError = error.message;
       failed(error);
     }
   }
 
   function refit() {
-    if (asOpened()) put(() => opened.png);
-    else question();
+    if (isUnchangedFile()) put(() => opened.png);
+    else predictDrawing();
   }
 
-  const example = (digit, hand) => exampleMarks(digit, hand, { share, brush });
+  const example = (digit, style) => exampleMarks(digit, style, { share, brush });
   toolbar($("tools"), pad, { file: open, name: "pad" });
-  if (poses) $("tools").append(h("label", { class: "fit", for: "fit", title: "For photographs: take the paper away" }, fitted, "Fit into the middle"));
+  if (poses) $("tools").append(h("label", { class: "fit", for: "fit", title: "For photographs: remove the background, then centre and scale the ink" }, centring, "Centre and scale"));
   acceptDrops(document, open);
-  exampleSheet($("examples"), [0, 1, 2], (digit, hand) => pad.replace(example(digit, hand)));
+  exampleSheet($("examples"), [0, 1, 2], (digit, style) => pad.replace(example(digit, style)));
 
   const own = page.model.none_below === null ? "off" : "own threshold";
   $("reject-host").replaceChildren(slider({ id: "reject", label: `“None of these” below ${poses ? "presence" : "length"}`, min: 0, max: 1, step: 0.05, value: 0,
     show: (value) => (value === 0 ? own : round(value)),
-    oninput: (value) => { reject = value === 0 ? null : value; question(); } }).element);
+    oninput: (value) => { reject = value === 0 ? null : value; predictDrawing(); } }).element);
 
-  // The tabs. The address keeps the one in front, so that it can be linked to and survives a reload.
+  // The hash keeps the visible panel, so that it can be linked to and survives a reload.
   const focus = roving(tabs);
   tabs.forEach((tab, i) => tab.addEventListener("focus", () => choose(names[i])));
-  function bring(name) {
-    front = name;
+  function show(name) {
+    visible = name;
     names.forEach((other, i) => {
       tabs[i].setAttribute("aria-selected", String(other === name));
       $(`panel-${other}`).hidden = other !== name;
@@ -174,14 +173,14 @@ async function start() {
     focus.settle(names.indexOf(name));
     document.body.dataset.panel = name;
     $("desk").hidden = name === "overlap";
-    panels[name].answered();
+    panels[name].update();
   }
-  const fromAddress = () => bring(named());
-  addEventListener("hashchange", fromAddress);
+  const showFromHash = () => show(panelInHash());
+  addEventListener("hashchange", showFromHash);
 
-  fromAddress();
+  showFromHash();
   pad.replace(example(5, 1), { greeting: true });
   pad.past = [];
 }
 
-start().catch((error) => trouble(error.message));
+start().catch((error) => showBanner(error.message));

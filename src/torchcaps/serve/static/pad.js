@@ -1,11 +1,11 @@
-// The drawing pad: mouse, touch, pen and keyboard make strokes in a unit square; strokes become a picture of any size.
+// The drawing pad: mouse, touch, pen and keyboard draw strokes in a unit square, which are rendered at any size.
 
 import { h } from "./dom.js";
 
-const RESOLUTION = 560;      // of the canvas, twice as fine as it is shown
-const SENT = 140;            // of the picture that is sent: five times as fine as the network's, quickly encoded
+const RESOLUTION = 560;      // of the canvas; twice its size on the page
+const SENT = 140;            // side of the image that is sent: five times the network's input, and fast to encode
 export const INKS = ["#ff8a3d", "#4dabf7"];
-const STEP = 1 / 28;         // of the keyboard's pen
+const STEP = 1 / 28;         // of the keyboard pen
 
 const STEPS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
 
@@ -18,7 +18,7 @@ function paint(context, size, marks, ink) {
       continue;
     }
     context.strokeStyle = ink(mark.layer);
-    // One short line after another, since a pen's pressure changes the width on the way.
+    // One short line per segment, because pressure changes the width along a stroke.
     mark.points.forEach(([x, y, pressure], i) => {
       const [fromX, fromY] = mark.points[Math.max(i - 1, 0)];
       context.lineWidth = mark.width * (pressure ?? 1) * size;
@@ -59,7 +59,7 @@ export class Pad {
     this.#render();
   }
 
-  /** A frame in the middle that shows how large to draw, as a share of the pad's side. */
+  /** Adds a centred frame that shows how large to draw, as a share of the pad's side. */
   guide(share) {
     const frame = h("span", { class: "guide", "aria-hidden": "true" });
     frame.style.setProperty("--share", share);
@@ -68,7 +68,7 @@ export class Pad {
 
   get empty() { return this.marks.length === 0; }
 
-  /** `marks` instead of what is there; undo brings that back. `greeting` marks make way for the first own stroke. */
+  /** Replaces the marks; this can be undone. The first stroke removes `greeting` marks. */
   replace(marks, { greeting = false, layer = null } = {}) {
     const kept = layer === null ? [] : this.marks.filter((mark) => mark.layer !== layer);
     this.#lift(false);
@@ -120,7 +120,7 @@ export class Pad {
   #listenToPointer() {
     const canvas = this.canvas;
     let active = null;
-    let own = null;      // its stroke, which undo and clear may end before the hand does
+    let own = null;      // its stroke, which undo and clear may end early
     const where = (event) => {
       const box = canvas.getBoundingClientRect();
       const pressure = event.pointerType === "pen" && event.pressure > 0 ? 0.5 + event.pressure : 1;
@@ -150,7 +150,7 @@ export class Pad {
   #listenToKeys() {
     const held = new Set();
     let at = [0.5, 0.25];
-    let own = null;      // the pen's stroke; a hand may be drawing another
+    let own = null;      // the keyboard's stroke; a pointer may be drawing another
     const down = () => own !== null && this.stroke === own;
     const show = () => {
       this.pen.style.setProperty("--x", at[0]);
@@ -159,7 +159,7 @@ export class Pad {
     show();
     this.canvas.addEventListener("keydown", (event) => {
       const command = event.ctrlKey || event.metaKey;
-      if (event.altKey || (command && event.key !== "z")) return;      // the browser's own: Alt and an arrow go back
+      if (event.altKey || (command && event.key !== "z")) return;      // browser shortcuts, such as Alt and an arrow
       if (event.key === "Backspace" || (command && event.key === "z")) this.undo();
       else if (event.key === "Delete") this.clear();
       else if (event.key === "Escape" && down()) this.#lift();
@@ -170,7 +170,7 @@ export class Pad {
           this.pen.classList.add("down");
         }
       } else if (event.key in STEPS) {
-        held.add(event.key);      // two keys held together move the pen aslant
+        held.add(event.key);      // two keys together move the pen diagonally
         const step = event.shiftKey ? STEP / 4 : STEP;
         const move = [...held].map((key) => STEPS[key]);
         at = at.map((value, axis) => Math.min(1, Math.max(0, value + step * move.reduce((sum, m) => sum + m[axis], 0))));
@@ -191,7 +191,7 @@ export class Pad {
       context.globalCompositeOperation = "source-over";
       context.fillRect(0, 0, RESOLUTION, RESOLUTION);
       if (this.layers === 1) return paint(context, RESOLUTION, this.marks, () => "#fff");
-      // Light adds up where two digits cross, but not where one crosses itself: a layer is drawn whole, then added.
+      // Colours add up where two digits overlap, but not within one: each layer is drawn first, then added.
       for (let layer = 0; layer < this.layers; layer += 1) {
         const sheet = h("canvas", { width: RESOLUTION, height: RESOLUTION });
         paint(sheet.getContext("2d"), RESOLUTION, this.marks.filter((mark) => mark.layer === layer), () => INKS[layer]);

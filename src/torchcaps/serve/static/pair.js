@@ -1,12 +1,12 @@
-// Two digits as the network knows them: each as large as in MNIST, the pair in the middle.
+// Two digits as in the training images: each as large as in MNIST, the pair centred.
 
-const DIGIT = 20 / 36;       // the longer side of a digit, as a share of the picture
-const WHOLE = 34 / 36;       // what both of them may take up
+const DIGIT = 20 / 36;       // the longer side of a digit, as a share of the image
+const WHOLE = 34 / 36;       // the longer side of the pair
 
-/** The box around marks, pen included: [[left, right], [top, bottom]]. */
+/** The bounding box of marks, stroke width included: [[left, right], [top, bottom]]. */
 function boxOf(marks) {
   return [0, 1].map((axis) => {
-    const box = [Infinity, -Infinity];      // not by Math.min(...): a long stroke has more points than a call has arguments
+    const box = [Infinity, -Infinity];      // not Math.min(...): a long stroke has more points than a call may have arguments
     for (const { points, width } of marks) {
       for (const point of points) {
         box[0] = Math.min(box[0], point[axis] - width / 2);
@@ -19,7 +19,7 @@ function boxOf(marks) {
 
 const longer = (box) => Math.max(...box.map(([low, high]) => high - low));
 
-/** The same strokes, scaled until the larger digit has its size and moved to the middle; how they overlap is kept. */
+/** The same strokes, scaled until the larger digit has its size, and centred as a pair. */
 export function arranged(marks) {
   if (marks.length === 0) return marks;
   const digits = [0, 1].map((layer) => marks.filter((mark) => mark.layer === layer)).filter((digit) => digit.length > 0);

@@ -1,8 +1,8 @@
-// Pictures as arrays of numbers between 0 and 1, and back.
+// Conversion between images and arrays of numbers from 0 to 1.
 
 import { h } from "./dom.js";
 
-/** The grey values of a picture given by its address; of another size, if one is given. */
+/** The grey values of the image at a URL, optionally resized. */
 export async function greys(source, width = null, height = null) {
   const image = new Image();
   image.src = source;
@@ -17,7 +17,7 @@ export async function greys(source, width = null, height = null) {
 
 const rgb = (ink) => [1, 3, 5].map((i) => parseInt(ink.slice(i, i + 2), 16));
 
-/** Each part in its ink, light upon light: three numbers a pixel. */
+/** The sum of the parts, each in its colour: three numbers per pixel. */
 export function explained(parts, inks) {
   return Array.from(parts[0], (_, i) => [0, 1, 2].map((channel) =>
     Math.min(255, parts.reduce((sum, part, k) => sum + part[i] * rgb(inks[k])[channel], 0))));
@@ -34,7 +34,7 @@ export function toPicture(colours, height, width) {
 
 export const tinted = (grey, ink, height, width) => toPicture(explained([grey], [ink]), height, width);
 
-/** Whether the first part fits the second layer better, all in all. */
+/** Whether swapping the parts fits the layers better, by squared error. */
 export function swapped(parts, layers) {
   const fit = (part, layer) => part.reduce((sum, value, i) => sum - (value - layer[i]) ** 2, 0);
   return fit(parts[0], layers[1]) + fit(parts[1], layers[0]) > fit(parts[0], layers[0]) + fit(parts[1], layers[1]);

@@ -1,8 +1,8 @@
-// How a class stands: the parts of a placement with their units, and a mark on a picture that shows one.
+// Placements: their parameters with units, and a mark that shows one on an image.
 
 import { round, svg } from "./dom.js";
 
-const FRAME = 0.25;      // half a side of the square that shows a placement, as a share of the picture's shorter side
+const FRAME = 0.25;      // half the side of the mark's square, as a share of the image's shorter side
 
 const wrapped = (angle) => ((((angle + 180) % 360) + 360) % 360) - 180;
 const degrees = (value) => `${round(wrapped(value), 1)}°`;
@@ -12,8 +12,8 @@ const plus = { to: (change) => change, from: (offset) => offset, apply: (now, of
 const times = { to: Math.log2, from: (offset) => 2 ** offset, apply: (now, offset) => now * 2 ** offset };
 
 /**
- * The parts in the order they are shown. `apply(value, offset)` changes one by a slider's offset; `to` and `from` lead
- * from the change that a sweep has (added, or a factor) to such an offset and back.
+ * The parameters in display order. `apply(value, offset)` changes one by a slider's offset; `to` converts the change of
+ * a sweep (added, or a factor) to such an offset, `from` converts it back.
  */
 export const PARTS = {
   angle: { label: "angle", ...plus, reach: () => 90, step: 1, write: degrees, change: (v) => `${v > 0 ? "+" : ""}${round(v, 0)}°` },
@@ -24,11 +24,11 @@ export const PARTS = {
   shear: { label: "shear", ...plus, reach: () => 0.6, step: 0.02, write: (v) => round(v), change: (v) => `${v > 0 ? "+" : ""}${round(v)}` },
 };
 
-/** The placement of one class: { x, y, angle, scale, … }, of what the network reads. */
+/** The placement of one class, with the parameters that the network predicts: { x, y, angle, scale, … }. */
 export const placementOf = (placements, index) => Object.fromEntries(
   Object.entries(placements).filter(([, values]) => values !== null).map(([name, values]) => [name, values[index]]));
 
-/** A dot for the centre of a class, an arrow to its upper side, a square for what an upright one became. */
+/** A dot at the centre, an arrow to the upper side, and the transformed square. */
 export class PoseMark {
   constructor(host, { height, width }) {
     Object.assign(this, { height, width });
@@ -48,7 +48,7 @@ export class PoseMark {
     const [cos, sin] = [Math.cos((angle * Math.PI) / 180), Math.sin((angle * Math.PI) / 180)];
     const [across, down] = [scale * Math.sqrt(stretch), scale / Math.sqrt(stretch)];
     const reach = FRAME * Math.min(this.height, this.width);
-    // As Affine.of in torchcaps/geometry.py does it: stretched, scaled, sheared, turned, moved. A pixel's middle is at ½.
+    // The same order as Affine.of in torchcaps/geometry.py: stretch, scale, shear, rotate, move. Pixel centres are at ½.
     const at = ([u, v]) => {
       const [right, low] = [(across * u - shear * down * v) * reach, down * v * reach];
       return [x + 0.5 + cos * right + sin * low, y + 0.5 - sin * right + cos * low];

@@ -1,24 +1,24 @@
-// Pose: the numbers of the winning capsule as sliders, and the digit redrawn from them.
+// The Pose panel: sliders for the pose of the winning capsule, and the digit decoded from it.
 
 import { latest } from "./api.js";
 import { $, h, round, slider } from "./dom.js";
 import { picture } from "./draw.js";
 import { PARTS, placementOf } from "./placement.js";
 
-const REACH = 0.3;      // how far a slider goes to either side; the paper's figure goes 0.25
+const REACH = 0.3;      // range of a slider to either side; the paper's figure uses 0.25
 
 export function posePanel(page) {
-  if (!page.model.decoder) return { answered() {} };      // the panel says so itself
+  if (!page.model.decoder) return { update() {} };      // the panel shows a message
   const offsets = new Array(page.model.pose).fill(0);
   const parts = Object.entries(PARTS).filter(([name]) => page.model.placement?.includes(name));
-  const moves = Object.fromEntries(parts.map(([name]) => [name, 0]));      // how far each part is from what the network said
-  let capsule = null;      // { class, pose, placement } as the network gave it
-  let shown = null;        // the answer that the sliders stand for
+  const moves = Object.fromEntries(parts.map(([name]) => [name, 0]));      // offset of each parameter from the network's prediction
+  let capsule = null;      // { class, pose, placement } as predicted
+  let shown = null;        // the response that the sliders show
 
-  const reconstruct = latest("api/reconstruct", (answer, question) => {
+  const reconstruct = latest("api/reconstruct", (answer, body) => {
     picture("pose-redrawn", answer.reconstruction);
     picture("pose-upright", answer.upright);
-    if (question.sweep) showSweep(answer.sweep);
+    if (body.sweep) showSweep(answer.sweep);
   }, page.failed);
 
   const sliders = offsets.map((_, dimension) => slider({
@@ -57,15 +57,15 @@ export function posePanel(page) {
     }
   }
 
-  // The strip of the paper's figure 4: a row for each dimension, every column a step away from the pose of the sliders.
+  // Figure 4 of the paper: a row for each dimension, a column for each offset from the sliders' pose.
   function showSweep({ values, picture: strip, parts: swept }) {
     const choose = (dimension, offset) => {
       offsets[dimension] = Math.min(REACH, Math.max(-REACH, offsets[dimension] + offset));
       sliders[dimension].set(offsets[dimension]);
       redraw();
     };
-    const image = h("img", { src: strip, class: "strip", title: "Click a picture to take its numbers",
-      alt: `${offsets.length} rows, one for each dimension, of the digit redrawn with that number less or more` });
+    const image = h("img", { src: strip, class: "strip", title: "Click an image to use its pose",
+      alt: `The digit decoded with each of ${offsets.length} dimensions varied, one per row` });
     image.addEventListener("click", (event) => {
       const box = image.getBoundingClientRect();
       const column = Math.floor(((event.clientX - box.left) / box.width) * values.length);
@@ -78,11 +78,11 @@ export function posePanel(page) {
       image,
     );
   }
-  // A row for a part of the placement, each with values of its own.
+  // A row for one placement parameter, with its own values.
   function sweptPart({ name, values, picture: strip }) {
     const { label: words, to, change } = PARTS[name];
     const { input, set } = partSliders[name];
-    const row = h("img", { src: strip, class: "strip", title: "Click a picture to take its pose", alt: `The digit redrawn with its ${words} changed` });
+    const row = h("img", { src: strip, class: "strip", title: "Click an image to use its placement", alt: `The digit decoded with its ${words} varied` });
     row.addEventListener("click", (event) => {
       const box = row.getBoundingClientRect();
       const column = Math.min(values.length - 1, Math.floor(((event.clientX - box.left) / box.width) * values.length));
@@ -95,8 +95,8 @@ export function posePanel(page) {
   }
   const signed = (value) => (value > 0 ? `+${round(value)}` : round(value));
 
-  $("pose-note").textContent = `In the middle, each ${parts.length ? "slider" : "number"} is as the network said it.`
-    + (page.model.meanings ? " One is named where it goes with something measured on many digits: r says how closely." : "");
+  $("pose-note").textContent = "The centre of each slider is the network’s value."
+    + (page.model.meanings ? " Named dimensions correlate with a property measured on many digits; r is the correlation." : "");
   $("pose-reset").addEventListener("click", () => { reset(); redraw(); });
   $("pose-sweep").addEventListener("click", () => {
     const open = !sweeping();
@@ -106,15 +106,15 @@ export function posePanel(page) {
   });
 
   return {
-    answered() {
+    update() {
       if (shown === page.answer && shown !== null) return;
       shown = page.answer;
       const decoded = page.answer?.decoded[0] ?? null;
       const same = decoded && capsule?.class === decoded.class && decoded.pose.every((value, i) => value === capsule.pose[i]);
-      if (same) return;      // asked again after the server was away: what the sliders were moved to is kept
+      if (same) return;      // a repeated request: keep the sliders where they are
       const placed = page.answer?.placements ?? null;
       capsule = decoded && { class: decoded.class, pose: decoded.pose, placement: placed && placementOf(placed, decoded.class) };
-      reconstruct.forget();
+      reconstruct.cancel();
       reset();
       sliders.forEach(({ text, input }, dimension) => {
         text.replaceChildren(h("span", { class: "meaning" }, label(dimension)), h("span", { class: "evidence" }, evidence(dimension)));
@@ -128,6 +128,6 @@ export function posePanel(page) {
       if (capsule === null) $("sweep").replaceChildren();
       if (sweeping()) redraw();
     },
-    again: redraw,
+    retry: redraw,
   };
 }

@@ -1,4 +1,4 @@
-// Two reconstructions in one picture, and what one pixel of it is made of: point at it, or move with the arrow keys.
+// Two reconstructions in one image, and their values at the pixel under the pointer or chosen with the arrow keys.
 
 import { h, round } from "./dom.js";
 import { toPicture } from "./pixels.js";
@@ -10,7 +10,7 @@ export class Probe {
     Object.assign(this, { text, height, width, at: [Math.floor(width / 2), Math.floor(height / 2)], values: null });
     this.image = h("img", { class: "picture", alt: "" });
     Object.entries({ tabindex: 0, role: "application", "aria-describedby": text.id,
-      "aria-label": "Both reconstructions, each in its colour. Arrow keys look at single pixels." })
+      "aria-label": "Both reconstructions, each in its colour. Arrow keys select a pixel." })
       .forEach(([name, value]) => host.setAttribute(name, value));
     this.mark = h("span", { class: "pixel", hidden: true });
     this.mark.style.setProperty("--size", width);
@@ -33,7 +33,7 @@ export class Probe {
   show(colours, values, names) {
     Object.assign(this, { values, names });
     this.image.src = toPicture(colours, this.height, this.width);
-    // Start where both have most ink, since that is what is to be explained.
+    // Start where both have the most ink.
     const both = Array.from(values.first, (value, i) => Math.min(value, values.second[i]));
     const most = both.indexOf(Math.max(...both));
     this.#move([most % this.width, Math.floor(most / this.width)]);
@@ -54,7 +54,7 @@ export class Probe {
     this.mark.style.setProperty("--y", this.at[1]);
     const i = this.at[1] * this.width + this.at[0];
     const { drawn, first, second } = this.values;
-    this.text.textContent = `Row ${this.at[1] + 1}, column ${this.at[0] + 1}: drawn ${round(drawn[i])}; `
+    this.text.textContent = `Row ${this.at[1] + 1}, column ${this.at[0] + 1}: input ${round(drawn[i])}; `
       + `the ${this.names[0]} explains ${round(first[i])}, the ${this.names[1]} ${round(second[i])}.`;
   }
 }

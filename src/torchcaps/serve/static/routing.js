@@ -1,4 +1,4 @@
-// Routing: iteration by iteration, which parts speak for which class.
+// The Routing panel: which parts support which class, for each iteration.
 
 import { latest } from "./api.js";
 import { classBars } from "./bars.js";
@@ -12,15 +12,15 @@ export function routingPanel(page) {
   const canvas = $("heat").querySelector("canvas");
   const frame = h("span", { class: "frame", hidden: true });
   $("heat").append(frame);
-  let answer = null;         // of /api/routing
-  let seen = null;           // its picture, decoded
-  let maps = [];             // its support, spread over the picture: maps[iteration][class]
-  let hottest = 1;           // the most that any of them says
-  let asked = null;          // the image that it is about
-  let pinned = null;         // the class clicked; without one the winner
+  let answer = null;         // response of /api/routing
+  let seen = null;           // its image, decoded
+  let maps = [];             // its support, spread over the image: maps[iteration][class]
+  let maxSupport = 1;        // largest absolute value in the maps
+  let requested = null;      // the image of the last request
+  let pinned = null;         // the class that was clicked; null for the winner
   let hovered = null;
   let part = { type: null, row: 0, column: 0 };
-  let picked = false;        // whether somebody chose the part; until then it is one that says much
+  let picked = false;        // whether the user chose the part; until then one with much support is shown
 
   slider.max = page.model.iterations;
   slider.value = page.model.iterations;
@@ -43,23 +43,23 @@ export function routingPanel(page) {
   const placeFocus = roving(cells, grid.columns);
   const typeFocus = roving(types);
 
-  const ask = latest("api/routing", async (given) => {
+  const route = latest("api/routing", async (given) => {
     const image = new Image();
     image.src = given.seen;
     await image.decode();
-    if (!page.question) return;      // cleared in the meantime
+    if (!page.image) return;      // cleared meanwhile
     [answer, seen] = [given, image];
     maps = given.steps.map(({ support }) => support.map((places) => spread(places, grid, height, width)));
-    hottest = Math.max(...maps.flat().map((map) => map.reduce((most, value) => Math.max(most, Math.abs(value)), 0))) || 1;
-    if (!picked) part = loudest();
-    part.type ??= longestType(part);      // a place that was chosen before there was an answer
+    maxSupport = Math.max(...maps.flat().map((map) => map.reduce((most, value) => Math.max(most, Math.abs(value)), 0))) || 1;
+    if (!picked) part = strongestPart();
+    part.type ??= longestType(part);      // a position chosen before the first response
     settle();
     show();
-    if (!samePart(answer.part, part)) question();
+    if (!samePart(answer.part, part)) request();
   }, page.failed);
 
   const samePart = (a, b) => a !== null && a.type === b.type && a.row === b.row && a.column === b.column;
-  const question = () => page.question && ask({ image: page.question, model: page.model.name,
+  const request = () => page.image && route({ image: page.image, model: page.model.name,
     part: part.type === null ? null : part });
 
   function longestType({ row, column }) {
@@ -67,8 +67,8 @@ export function routingPanel(page) {
     return lengths.indexOf(Math.max(...lengths));
   }
 
-  /** The part to begin with: where most is said for the winner, the longest one. */
-  function loudest() {
+  /** The part to show first: the longest one at the position with the most support for the winner. */
+  function strongestPart() {
     const last = answer.steps[answer.steps.length - 1];
     const support = last.support[last.lengths.indexOf(Math.max(...last.lengths))].flat();
     const place = support.indexOf(Math.max(...support));
@@ -83,7 +83,7 @@ export function routingPanel(page) {
     if (change.type === undefined && answer) part.type = longestType(part);
     settle();
     if (answer) show();
-    question();
+    request();
   }
 
   function settle() {
@@ -99,13 +99,13 @@ export function routingPanel(page) {
     const kept = pinned ?? lengths.indexOf(Math.max(...lengths));
     const chosen = hovered ?? kept;
     $("iteration-value").textContent = `${slider.value} of ${steps.length}`;
-    $("routing-sentence").textContent = `${classes[step.lengths.indexOf(Math.max(...step.lengths))]} is longest with `
-      + `${round(Math.max(...step.lengths))}; the parts are undecided to ${(100 * step.entropy).toFixed(1)} %.`;
+    $("routing-sentence").textContent = `${classes[step.lengths.indexOf(Math.max(...step.lengths))]} is longest: `
+      + `${round(Math.max(...step.lengths))}. Normalised entropy of the couplings: ${step.entropy.toFixed(3)}.`;
     bars.show(step.lengths, { [chosen]: "won" });
     bars.choose(pinned, kept);
 
     $("heat-title").textContent = `Support for ${classes[chosen]}`;
-    paintHeat(canvas, seen, maps[slider.value - 1][chosen], hottest, height, width);
+    paintHeat(canvas, seen, maps[slider.value - 1][chosen], maxSupport, height, width);
 
     const coupling = step.coupling[chosen];
     const strongest = Math.max(...steps.flatMap((each) => each.coupling.flat(2)));
@@ -130,7 +130,7 @@ export function routingPanel(page) {
       title: `Entropy of the couplings: ${steps.map(({ entropy }) => round(entropy)).join(", ")}`, cursor: Number(slider.value) });
   }
 
-  // The couplings of many classes stay near even for most parts, so the axis begins a little below the last value.
+  // The entropy stays near 1, so the axis starts a little below the lowest value.
   const floor = (steps) => Math.max(0, Math.floor(Math.min(...steps.map(({ entropy }) => entropy)) * 50 - 0.5) / 50);
 
   function showFrame() {
@@ -142,12 +142,12 @@ export function routingPanel(page) {
     frame.style.setProperty("width", share(grid.field, width));
   }
 
-  // What the part in question thinks of every class: how much of it goes there, how strong its vote is, how well it agrees.
+  // The coupling, vote length and agreement of the chosen part for every class.
   function showPart() {
     const given = answer.part;
     if (!samePart(given, part)) return;
     const { couplings, votes, agreement } = given.steps[slider.value - 1];
-    $("part-title").textContent = `The part of type ${given.type + 1} in row ${given.row + 1}, column ${given.column + 1}`
+    $("part-title").textContent = `Part of type ${given.type + 1} in row ${given.row + 1}, column ${given.column + 1}`
       + ` (length ${round(given.length)})`;
     const head = h("tr", {}, ...["votes for", "coupling", "vote", "agreement"].map((text) => h("th", { scope: "col" }, text)));
     const cell = (value, kind, most = 1) => {
@@ -161,7 +161,7 @@ export function routingPanel(page) {
   }
 
   slider.addEventListener("input", show);
-  // Pointing at the picture finds the place whose window has its middle nearest.
+  // The position whose receptive field has its centre nearest to the pointer.
   const nearest = (share, size, count) =>
     Math.min(count - 1, Math.max(0, Math.round((share * size - grid.offset - grid.field / 2) / grid.stride)));
   const point = (event) => {
@@ -173,7 +173,7 @@ export function routingPanel(page) {
   canvas.addEventListener("pointerdown", point);
 
   function blank() {
-    ask.forget();
+    route.cancel();
     answer = null;
     bars.clear();
     bars.choose(null, 0);
@@ -191,10 +191,10 @@ export function routingPanel(page) {
   }
 
   return {
-    answered() {
-      if (page.question !== asked) pinned = null;
-      asked = page.question;
-      if (page.question) question();
+    update() {
+      if (page.image !== requested) pinned = null;
+      requested = page.image;
+      if (page.image) request();
       else blank();
     },
   };

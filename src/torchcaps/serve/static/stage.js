@@ -1,10 +1,10 @@
-// The picture with handles: a frame that is turned, moved, scaled and slanted as the drawing is.
+// The transformed image, with a frame and handles that move with it.
 
 import { h, svg } from "./dom.js";
 import { picture } from "./draw.js";
 
-const SIDE = 28;      // the handles are drawn in units of a picture of this side, whatever the network's own
-const HALF = 9;       // half the side of the frame in such units: about a digit's own box
+const SIDE = 28;      // handles use the coordinates of an image of this side
+const HALF = 9;       // half the side of the frame in these units: about the size of a digit
 
 const radians = (value) => (value * Math.PI) / 180;
 
@@ -18,9 +18,9 @@ export class Stage {
     this.stem = svg("line", { class: "outline" });
     this.handles = {
       shift: this.#handle("shift", "Drag to move", "circle", { r: 1.15 }),
-      rotate: this.#handle("rotate", "Drag to turn", "circle", { r: 1.15 }),
+      rotate: this.#handle("rotate", "Drag to rotate", "circle", { r: 1.15 }),
       scale: this.#handle("scale", "Drag to scale", "rect", { x: -1, y: -1, width: 2, height: 2 }),
-      shear: this.#handle("shear", "Drag to slant", "path", { d: "M-1.6 0 L0 -1 L1.6 0 L0 1 Z" }),
+      shear: this.#handle("shear", "Drag to shear", "path", { d: "M-1.6 0 L0 -1 L1.6 0 L0 1 Z" }),
     };
     this.sheet = svg("svg", { viewBox: `0 0 ${this.width} ${this.height}`, "aria-hidden": "true" }, this.outline, this.stem,
       ...Object.values(this.handles));
@@ -29,7 +29,7 @@ export class Stage {
 
   show(source) { picture("stage-picture", source); }
 
-  /** Where a point of the frame (from its middle) lies in the picture: scaled, slanted, turned (counter-clockwise), moved. */
+  /** Maps a point of the frame, relative to its centre, to the image: scale, shear, rotate counter-clockwise, move. */
   #at([x, y]) {
     const { rotate, scale, shear } = this.setting;
     const [left, top] = this.#middle(this.setting);
@@ -49,7 +49,7 @@ export class Stage {
     const lollipop = this.#at([0, -HALF - 3 / setting.scale]);
     const places = { shift: this.#at([0, 0]), rotate: lollipop, scale: corners[2], shear: this.#at([0, HALF]) };
     for (const [name, [x, y]] of Object.entries(places)) {
-      // A handle that would leave the picture waits at its rim.
+      // Handles stay inside the image.
       const [kx, ky] = [Math.min(this.width - 1.2, Math.max(1.2, x)), Math.min(this.height - 1.2, Math.max(1.2, y))];
       this.handles[name].setAttribute("transform", `translate(${kx} ${ky})`);
     }
@@ -88,7 +88,7 @@ export class Stage {
       return { rotate: ((setting.rotate - turned + 540) % 360) - 180 };
     }
     if (name === "scale") return { scale: (setting.scale * Math.hypot(...b)) / Math.max(Math.hypot(...a), 0.5) };
-    // Slant: how far the lower edge was pulled along itself.
+    // Shear: how far the lower edge was dragged along itself.
     const angle = radians(-setting.rotate);
     const pulled = (b[0] - a[0]) * Math.cos(angle) + (b[1] - a[1]) * Math.sin(angle);
     return { shear: setting.shear - pulled / (HALF * setting.scale) };

@@ -1,12 +1,12 @@
-// Runs before the first paint, so that a remembered theme never flashes. Without a choice the system's preference holds.
+// Runs before the first paint, so that a stored theme does not flash. Without one the system's preference applies.
 (() => {
   const root = document.documentElement;
   const dark = matchMedia("(prefers-color-scheme: dark)");
-  const remember = (theme) => { try { localStorage.setItem("theme", theme); } catch { /* private window: not kept */ } };
-  const recall = () => { try { return localStorage.getItem("theme"); } catch { return null; } };
+  const store = (theme) => { try { localStorage.setItem("theme", theme); } catch { /* private window */ } };
+  const load = () => { try { return localStorage.getItem("theme"); } catch { return null; } };
   const current = () => root.dataset.theme ?? (dark.matches ? "dark" : "light");
 
-  const chosen = recall();
+  const chosen = load();
   if (chosen === "dark" || chosen === "light") root.dataset.theme = chosen;
 
   document.addEventListener("DOMContentLoaded", () => {
@@ -15,7 +15,7 @@
     const label = () => { button.textContent = other() === "dark" ? "Dark" : "Light"; };
     button.addEventListener("click", () => {
       root.dataset.theme = other();
-      remember(root.dataset.theme);
+      store(root.dataset.theme);
       label();
     });
     dark.addEventListener("change", label);

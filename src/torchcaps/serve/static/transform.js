@@ -1,4 +1,4 @@
-// Transform: the drawing turned, moved, scaled and slanted by its handles, and what both networks make of it.
+// The Transform panel: the drawing rotated, moved, scaled and sheared, and the predictions of both networks.
 
 import { latest } from "./api.js";
 import { alongChart, lineChart, valueAt } from "./charts.js";
@@ -8,42 +8,42 @@ import { Stage } from "./stage.js";
 
 const degrees = (value) => `${value}°`.replace("-", "−");
 const pixels = (value) => `${round(value, 1)} px`;
-// `to` and `from` lead to the slider's own numbers and back: a scale goes by equal factors, the others as they are.
+// `to` converts a value to the slider's unit, `from` converts it back: scales are logarithmic, the others unchanged.
 const same = (value) => value;
 const KNOBS = {
-  rotate: { label: "turn", min: -180, max: 180, step: 1, neutral: 0, write: degrees, ticks: [-180, -90, 0, 90, 180] },
-  shift_x: { label: "shift across", min: -14, max: 14, step: 0.5, neutral: 0, write: pixels, ticks: [-14, -7, 0, 7, 14] },
-  shift_y: { label: "shift down", min: -14, max: 14, step: 0.5, neutral: 0, write: pixels, ticks: [-14, -7, 0, 7, 14] },
+  rotate: { label: "rotation", min: -180, max: 180, step: 1, neutral: 0, write: degrees, ticks: [-180, -90, 0, 90, 180] },
+  shift_x: { label: "shift x", min: -14, max: 14, step: 0.5, neutral: 0, write: pixels, ticks: [-14, -7, 0, 7, 14] },
+  shift_y: { label: "shift y", min: -14, max: 14, step: 0.5, neutral: 0, write: pixels, ticks: [-14, -7, 0, 7, 14] },
   scale: { label: "scale", min: -2, max: 2, step: 0.1, neutral: 1, write: (v) => `×${Number(v.toFixed(2))}`,
     ticks: [0.25, 0.5, 1, 2, 4], to: Math.log2, from: (v) => 2 ** v },
-  shear: { label: "slant", min: -1, max: 1, step: 0.02, neutral: 0, write: (v) => round(v), ticks: [-1, -0.5, 0, 0.5, 1] },
+  shear: { label: "shear", min: -1, max: 1, step: 0.02, neutral: 0, write: (v) => round(v), ticks: [-1, -0.5, 0, 0.5, 1] },
 };
 
-const MANY = 30;      // views of an image from which on a curve has fewer points
+const MAX_VIEWS_FULL_CURVE = 30;      // views per image; above that a curve has fewer points
 
-// What is read along each change, of the first of these that a network reads.
-const READ = { rotate: ["angle"], shift_x: ["x"], shift_y: ["y"], scale: ["scale"], shear: ["shear", "angle"] };
+// The placement parameter to plot for each change: the first of these that the network predicts.
+const PREDICTED = { rotate: ["angle"], shift_x: ["x"], shift_y: ["y"], scale: ["scale"], shear: ["shear", "angle"] };
 
 export function transformPanel(page) {
   const { classes, lattice, image: { height, width } } = page.model;
   const setting = Object.fromEntries(Object.entries(KNOBS).map(([name, { neutral }]) => [name, neutral]));
-  const steps = lattice !== null && lattice.searched > MANY ? 9 : 25;      // points of a curve; each point costs all these views
+  const steps = lattice !== null && lattice.searched > MAX_VIEWS_FULL_CURVE ? 9 : 25;      // points of a curve
   let along = "rotate";
   let curve = null;
   const drawnClass = () => page.answer?.winners[0] ?? 0;
 
   const stage = new Stage($("stage"), page.model.image, (change) => turn(change));
-  const latestOnly = latest("api/transform", show, page.failed);
-  // What a curve depends on: all but the setting that it runs along. The same again need not be asked for again.
-  const basis = (question, axis) => JSON.stringify({ ...question, along: axis, [axis]: null });
+  const transform = latest("api/transform", show, page.failed);
+  // What a curve depends on: everything but the parameter on its x-axis. Curves with the same basis are not requested again.
+  const basis = (body, axis) => JSON.stringify({ ...body, along: axis, [axis]: null });
   let curveBasis = null;
 
-  const current = () => ({ image: page.question, model: page.model.name, steps, ...setting });
+  const current = () => ({ image: page.image, model: page.model.name, steps, ...setting });
 
-  function ask() {
-    if (!page.question) return;
-    const question = current();
-    latestOnly(basis(question, along) === curveBasis ? question : { ...question, along });
+  function request() {
+    if (!page.image) return;
+    const body = current();
+    transform(basis(body, along) === curveBasis ? body : { ...body, along });
     showCurves();
   }
 
@@ -55,7 +55,7 @@ export function transformPanel(page) {
       knobs[name].set(kept);
     }
     stage.place(setting);
-    ask();
+    request();
   }
 
   const knobs = {};
@@ -63,30 +63,30 @@ export function transformPanel(page) {
     knobs[name] = slider({ id: `knob-${name}`, label, min, max, step, value: to(neutral), show: (value) => write(from(value)),
       oninput: (value) => turn({ [name]: from(value) }) });
     const radio = h("input", { type: "radio", name: "along", id: `along-${name}`, checked: name === along,
-      "aria-label": `curves along ${label}`, onchange: () => { along = name; ask(); } });
+      "aria-label": `curves along ${label}`, onchange: () => { along = name; request(); } });
     return h("div", { class: "knob" }, radio, knobs[name].element);
   });
   const reset = () => turn(Object.fromEntries(Object.entries(KNOBS).map(([name, { neutral }]) => [name, neutral])));
-  $("knobs").replaceChildren(h("p", { class: "note" }, "The dot picks the change that the curves run along."), ...rows,
-    h("p", { class: "buttons" }, h("button", { type: "button", onclick: reset }, "Put it back")));
+  $("knobs").replaceChildren(h("p", { class: "note" }, "The selected parameter is the x-axis of the curves."), ...rows,
+    h("p", { class: "buttons" }, h("button", { type: "button", onclick: reset }, "Reset")));
   stage.place(setting);
 
-  function show(answer, question) {
+  function show(answer, body) {
     stage.show(answer.seen);
     if (answer.curve) {
       curve = answer.curve;
-      curveBasis = basis(question, curve.along);
+      curveBasis = basis(body, curve.along);
       showFilm();
-      // Meanwhile another may be wanted, which was not asked for because it was still there.
-      if (basis(current(), along) !== curveBasis) ask();
+      // Meanwhile the user may have gone back to a setting whose curve this one has replaced.
+      if (basis(current(), along) !== curveBasis) request();
     }
     showCurves();
     const drawn = drawnClass();
     const other = answer.comparison && `${answer.comparison.name} ${round(answer.comparison.probabilities[drawn])}`;
     const read = answer.placements && placementOf(answer.placements, drawn);
-    $("transform-note").textContent = `Still ${withArticle(classes[drawn])}? ${page.model.name} ${round(answer.lengths[drawn])}`
+    $("transform-note").textContent = `Class ${classes[drawn]}: ${page.model.name} ${round(answer.lengths[drawn])}`
       + (other ? `, ${other}.` : ".")
-      + (read ? ` Read: angle ${PARTS.angle.write(read.angle)}, spread ${round(read.spread, 1)}°, scale ${PARTS.scale.write(read.scale)}, `
+      + (read ? ` Predicted: angle ${PARTS.angle.write(read.angle)}, spread ${round(read.spread, 1)}°, scale ${PARTS.scale.write(read.scale)}, `
         + `x ${PARTS.x.write(read.x)}, y ${PARTS.y.write(read.y)}.` : "");
   }
 
@@ -101,7 +101,7 @@ export function transformPanel(page) {
       const order = classes.map((_, index) => index).sort((a, b) => (a === drawn) - (b === drawn));
       const lines = order.map((index) => {
         const own = values.map((each) => each[index]);
-        return { name: classes[index], values: own, kind: index === drawn ? "strong" : Math.max(...own) > 0.5 ? "rival" : "faint" };
+        return { name: classes[index], values: own, kind: index === drawn ? "strong" : Math.max(...own) > 0.5 ? "runner-up" : "faint" };
       });
       const here = valueAt(xs, values.map((each) => each[drawn]), at);
       lineChart($(id), { xs, lines, ticks: ticks.map(to), label, write: (value) => write(from(value)), cursor: at,
@@ -113,21 +113,21 @@ export function transformPanel(page) {
     if (curve.placements) showRead(xs, at);
   }
 
-  // What is read of the pose along the change; dashed, what would be read if the reading followed the change exactly.
+  // The predicted parameter along the change; dashed, a prediction that follows the change exactly.
   function showRead(xs, at) {
     const { label, neutral, write, ticks, to = same, from = same } = KNOBS[curve.along];
-    const name = READ[curve.along].find((part) => page.model.placement.includes(part));
+    const name = PREDICTED[curve.along].find((part) => page.model.placement.includes(part));
     const part = PARTS[name];
     const values = curve.placements.map((each) => placementOf(each, drawnClass())[name]);
     const scale = name === "scale";
-    const own = scale ? Math.log2 : same;      // a scale goes by equal factors
+    const own = scale ? Math.log2 : same;      // logarithmic
     const start = valueAt(xs, values.map(own), to(neutral));
-    const follows = (READ[curve.along][0] === name) && xs.map((x) => start + x - to(neutral));
+    const follows = (PREDICTED[curve.along][0] === name) && xs.map((x) => start + x - to(neutral));
     const sides = { angle: [-180, 180, 360 / 4], x: [0, width - 1, (width - 1) / 2], y: [0, height - 1, (height - 1) / 2],
       scale: [-2, 2, 2], shear: [-1, 1, 1] };
     const [low, high, step] = sides[name];
     const levels = Array.from({ length: Math.round((high - low) / step) + 1 }, (_, i) => low + i * step);
-    // The lowest is not written: it would touch the first number of the axis.
+    // The lowest level has no label, which would touch the first label of the x-axis.
     const writeLevel = (value) => (value === low ? "" : scale ? write(2 ** value) : name === "angle" ? degrees(value) : String(Number(value.toFixed(1))).replace("-", "−"));
     const inside = follows && follows.map((value) => (name === "angle" ? ((((value + 180) % 360) + 360) % 360) - 180 : value));
     const lines = [...(inside ? [{ name: "", values: inside, kind: "exact" }] : []), { name: "", values: values.map(own), kind: "strong" }];
@@ -138,14 +138,14 @@ export function transformPanel(page) {
     const read = valueAt(xs, values.map(own), at);
     lineChart($("curve-read"), { xs, lines, ticks: ticks.map(to), label: `${label} applied`, write: (value) => write(from(value)), cursor: at,
       low, high, levels, writeLevel, left: 48, band, jump: name === "angle" ? 180 : Infinity,
-      title: `${name} of class ${classes[drawnClass()]} read along ${label}: ${part.write(scale ? 2 ** read : read)} at ${write(here)}`,
+      title: `${name} predicted for class ${classes[drawnClass()]} along ${label}: ${part.write(scale ? 2 ** read : read)} at ${write(here)}`,
       onpick: (value) => turn({ [curve.along]: from(value) }) });
-    $("curve-read-title").textContent = `${name.length > 1 ? name[0].toUpperCase() + name.slice(1) : name} that is read for ${classes[drawnClass()]}`;
-    $("curve-read-note").textContent = [inside && "Dashed: a reading that follows the change exactly.",
+    $("curve-read-title").textContent = `Predicted ${name} of ${classes[drawnClass()]}`;
+    $("curve-read-note").textContent = [inside && "Dashed: a prediction that follows the change exactly.",
       band && "Shaded: the range of the views in training."].filter(Boolean).join(" ");
   }
 
-  // The same small pictures below both charts, each at its place of the axis.
+  // The same thumbnails below both charts, each at its position on the x-axis.
   function showFilm() {
     const { to = same } = KNOBS[curve.along];
     const [first, last] = [curve.values[0], curve.values[curve.values.length - 1]].map(to);
@@ -162,15 +162,15 @@ export function transformPanel(page) {
   $("curve-capsules-title").textContent = `Capsule network (${page.model.name})`;
 
   return {
-    answered() {
+    update() {
       $("transform-class").textContent = withArticle(page.answer ? classes[drawnClass()] : "digit");
-      if (page.question) return ask();
-      latestOnly.forget();
+      if (page.image) return request();
+      transform.cancel();
       curve = curveBasis = null;
       stage.show(null);
       for (const id of ["curve-capsules", "curve-read", "curve-cnn", "film-capsules", "film-cnn"]) $(id).replaceChildren();
       $("curve-read-note").textContent = "";
-      $("transform-note").textContent = "Draw a digit to turn it.";
+      $("transform-note").textContent = "Draw a digit to transform it.";
     },
   };
 }

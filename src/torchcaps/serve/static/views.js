@@ -1,4 +1,4 @@
-// Views: how long a class capsule is in each view of the drawing, every angle with every scale.
+// The Views panel: the length of a class capsule in each view of the drawing, by angle and scale.
 
 import { latest } from "./api.js";
 import { classBars } from "./bars.js";
@@ -11,11 +11,11 @@ const scaled = (scale) => `×${Number(scale.toFixed(2))}`;
 
 export function viewsPanel(page) {
   const { classes, lattice: { angles, scales, full_circle: circle } } = page.model;
-  let answer = null;      // of /api/lattice
-  let asked = null;       // the image that it is about
-  let pinned = null;      // the class clicked; without one the winner
+  let answer = null;      // response of /api/lattice
+  let requested = null;   // the image of the last request
+  let pinned = null;      // the class that was clicked; null for the winner
   let hovered = null;
-  let chosen = null;      // the cell looked at, [angle, scale] by number; without one where the capsule is longest
+  let chosen = null;      // the chosen cell as indices [angle, scale]; null for the longest capsule
 
   const bars = classBars($("views-classes"), classes, (index, how) => {
     if (how === "pin") pinned = pinned === index ? null : index;
@@ -40,8 +40,8 @@ export function viewsPanel(page) {
   );
   const focus = roving(cells, angles.length);
 
-  const ask = latest("api/lattice", (given) => {
-    if (!page.question) return;      // cleared in the meantime
+  const request = latest("api/lattice", (given) => {
+    if (!page.image) return;      // cleared meanwhile
     answer = given;
     picture("views-seen", given.seen);
     show();
@@ -61,7 +61,7 @@ export function viewsPanel(page) {
     $("lattice-title").textContent = `Length of ${classes[index]} in each view`;
     cells.forEach((cell, i) => {
       const [angle, scale] = places[i];
-      const words = `turned by ${turned(angles[angle])}, scale ${scaled(scales[scale])}: length ${round(lengths[angle][scale])}`;
+      const words = `angle ${turned(angles[angle])}, scale ${scaled(scales[scale])}: length ${round(lengths[angle][scale])}`;
       cell.style.setProperty("--value", Math.min(1, lengths[angle][scale]));
       cell.title = words;
       cell.setAttribute("aria-label", words);
@@ -69,16 +69,16 @@ export function viewsPanel(page) {
     });
     focus.settle(places.findIndex(([angle, scale]) => angle === a && scale === s));
     showCross(placementOf(answer.placements, index));
-    // A view through a pose turns the drawing back by its angle, and makes it smaller by its scale.
+    // A view at a pose rotates the drawing back by the angle and divides its size by the scale.
     $("views-picture").style.setProperty("--turn", `${angles[a]}deg`);
     $("views-picture").style.setProperty("--shrink", 1 / scales[s]);
     $("views-caption").textContent = `the drawing in the view at ${turned(angles[a])}, ${scaled(scales[s])}: length ${round(lengths[a][s])}`;
     const { angle, scale, spread } = placementOf(answer.placements, index);
-    $("views-sentence").textContent = `Read for ${classes[index]} from the views that the network searches: `
+    $("views-sentence").textContent = `Predicted for ${classes[index]} from all views that the network computes: `
       + `angle ${PARTS.angle.write(angle)}, spread ${round(spread, 1)}°, scale ${PARTS.scale.write(scale)}.`;
   }
 
-  /** Where a value lies on an axis of evenly spaced numbers, as a share of the map's side; at its edge if it lies outside. */
+  /** The position of a value on an axis of evenly spaced numbers, as a share of the map's side, clipped to its edges. */
   function along(values, value) {
     if (values.length === 1) return 0.5;
     const step = (values[values.length - 1] - values[0]) / (values.length - 1);
@@ -94,7 +94,7 @@ export function viewsPanel(page) {
   }
 
   function blank() {
-    ask.forget();
+    request.cancel();
     answer = null;
     bars.clear();
     bars.choose(null, 0);
@@ -111,10 +111,10 @@ export function viewsPanel(page) {
   }
 
   return {
-    answered() {
-      if (page.question !== asked) pinned = chosen = null;
-      asked = page.question;
-      if (page.question) ask({ image: page.question, model: page.model.name });
+    update() {
+      if (page.image !== requested) pinned = chosen = null;
+      requested = page.image;
+      if (page.image) request({ image: page.image, model: page.model.name });
       else blank();
     },
   };

@@ -1,2 +1,2 @@
-// The validator would be asked over the network: there is none to ask.
+// Without a validator URL, because the page may not contact other hosts.
 SwaggerUIBundle({ url: "/openapi.json", dom_id: "#viewer", validatorUrl: null, deepLinking: true });
