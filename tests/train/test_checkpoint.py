@@ -154,7 +154,7 @@ def test_every_format_has_a_way_to_the_newest():
     assert [*known, checkpoint.FORMAT] == [str(number) for number in range(1, len(known) + 2)]
 
 
-@pytest.mark.parametrize("call", ["io.tensors.save_file", "io.tensors.os.fsync", "train.checkpoint.os.replace"])
+@pytest.mark.parametrize("call", ["io.tensors.save_file", "io.atomic.os.fsync", "io.atomic.os.replace"])
 def test_a_full_disk_leaves_what_was_there(two, monkeypatch, call):
     def full(*arguments, **more):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -188,7 +188,7 @@ def test_a_power_cut_between_the_two_moves_leaves_the_previous_one(two, monkeypa
         moves.append(arguments)
         real(*arguments)
 
-    monkeypatch.setattr("torchcaps.train.checkpoint.os.replace", cut)
+    monkeypatch.setattr("torchcaps.io.atomic.os.replace", cut)
     with pytest.raises(KeyboardInterrupt):
         save_checkpoint(state(7, step=7), two)
     found = state()

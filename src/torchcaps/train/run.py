@@ -15,6 +15,7 @@ from rich.console import Console
 from torchcaps._version import __version__
 from torchcaps.data import Dataset, SegmentationDataset, Splits, epoch_size, load_data, num_batches
 from torchcaps.errors import UserError
+from torchcaps.io.atomic import write_text
 from torchcaps.metrics.scores import Scores, as_csv, score
 from torchcaps.metrics.similarity import ssim
 from torchcaps.models import ImageModel, load, save
@@ -29,7 +30,7 @@ from torchcaps.train.evaluate import evaluate_model
 from torchcaps.train.failures import alone, enough_memory, kept, writing
 from torchcaps.train.nonfinite import ADVICE, Diverged
 from torchcaps.train.recipe import Recipe, load_recipe
-from torchcaps.train.reports.classification import write_report, write_whole
+from torchcaps.train.reports.classification import write_report
 from torchcaps.train.reports.segmentation import write_mask_report
 from torchcaps.train.reports.synthesis import write_drawing_report
 from torchcaps.train.state import make_state, seeded
@@ -198,7 +199,7 @@ def _prepare_folder(recipe: Recipe, folder: Path, resume: bool, locked: ExitStac
         locked.enter_context(alone(folder, "choose another folder with --out"))
     clear(folder / "checkpoints")
     with writing(folder):
-        write_whole(folder / "recipe.yaml", recipe.to_yaml())
+        write_text(folder / "recipe.yaml", recipe.to_yaml())
         (folder / "summary.json").unlink(missing_ok=True)  # of the run before it was extended
 
 
@@ -315,7 +316,7 @@ def _finish(
     else:
         report = _report_classes(folder, page, part, results.get(shown))
     # The summary comes last: its presence says that the run is whole.
-    write_whole(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
+    write_text(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
     if shown:
         console.print(
             f"\n{shown} {task.measure} {results[shown].right:.2%} on {len(part):,} images",
@@ -370,6 +371,6 @@ def _report_masks(
     folder: Path, page: dict[str, Any], part: SegmentationDataset, result: Masks | None, scores: Scores | None
 ) -> Path:
     if scores is not None:
-        write_whole(folder / "images.csv", as_csv(scores))
+        write_text(folder / "images.csv", as_csv(scores))
     found = [] if result is None else result.found
     return write_mask_report(folder / "report.html", **page, segments=part, found=found, scores=scores)

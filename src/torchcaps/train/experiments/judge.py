@@ -16,6 +16,7 @@ from torch import Tensor
 
 from torchcaps.data import MASK_SOURCES, SegmentationDataset, Splits, load_data, named_data, tiles
 from torchcaps.errors import UserError
+from torchcaps.io.atomic import write_text
 from torchcaps.metrics.similarity import features_of, kid, ssim
 from torchcaps.models import SynthesisModel, UNet
 from torchcaps.models.synthesis import TOGETHER, draw_masks
@@ -24,7 +25,6 @@ from torchcaps.train.callbacks import Quiet
 from torchcaps.train.environment import machine
 from torchcaps.train.evaluate import warn_if_changed
 from torchcaps.train.recipe import LossSection, Recipe, load_recipe
-from torchcaps.train.reports.classification import write_whole
 from torchcaps.train.state import make_state, seeded
 from torchcaps.train.tasks.segmentation import SegmentationTask, evaluate_masks
 
@@ -110,7 +110,7 @@ def judge(
         "kid_of_real": _kid(taught["real"][0].unet, _floats(windows), _floats(held_out)),
     }
     if out is not None:
-        write_whole(out / "judge.json", json.dumps(result, indent=2, ensure_ascii=False) + "\n")
+        write_text(out / "judge.json", json.dumps(result, indent=2, ensure_ascii=False) + "\n")
     return result
 
 
