@@ -117,7 +117,7 @@ def test_each_damage_has_a_message_with_the_file_and_a_way_out(tmp_path, data, m
 
 
 def test_a_header_that_promises_more_than_the_file_can_hold_is_not_followed(tmp_path, monkeypatch):
-    monkeypatch.setattr(smallnorb, "read_up_to", lambda *_: pytest.fail("read on"))
+    monkeypatch.setattr("torchcaps.io.limits.read_up_to", lambda *_: pytest.fail("read on"))
     for zipped in (False, True):
         path = write(tmp_path / "huge.mat", matrix([1, 2], shape=(24300, 2, 960, 960)), zipped)
         with pytest.raises(UserError, match="wrong length.* holds less"):

@@ -31,7 +31,7 @@ BLOCK = 500  # variants resampled at a time: bounds the float64 copies
 
 VARIABLE = "affNISTdata"
 HOME = "https://www.cs.toronto.edu/~tijmen/affNIST/"
-FETCH = f"fetch 32x/transformed/test.mat.zip from {HOME} and unpack it, or use source='affnist-like'"
+FETCH_HINT = f"fetch 32x/transformed/test.mat.zip from {HOME} and unpack it, or use source='affnist-like'"
 
 
 def expanded_splits(mnist: Splits) -> Splits:
@@ -55,7 +55,7 @@ def affnist_splits(mnist: Splits, root: Path) -> Splits:
     path = root if root.suffix == ".mat" else root / "test.mat"
     test = read_affnist(path)
     if test.images.count_nonzero() == centre_crop(test.images, 28).count_nonzero():
-        raise UserError(f"the digits in {path} are only centred, not transformed: {FETCH}")
+        raise UserError(f"the digits in {path} are only centred, not transformed: {FETCH_HINT}")
     return replace(expanded_splits(mnist), test=test, source="affnist")
 
 
@@ -199,23 +199,23 @@ def read_affnist(path: str | Path) -> Dataset:
     """
     path = Path(path)
     try:
-        fields = read_struct(path, VARIABLE, ("image", "label_int"), FETCH)
+        fields = read_struct(path, VARIABLE, ("image", "label_int"), FETCH_HINT)
     except NotLevel5 as error:
-        raise UserError(f"{path} is a MATLAB 7.3 file: save it again with -v7, or {FETCH}") from error
+        raise UserError(f"{path} is a MATLAB 7.3 file: save it again with -v7, or {FETCH_HINT}") from error
     except DamagedMat as error:
-        raise UserError(f"{path} is not a MATLAB file, or a damaged one ({error}): {FETCH}") from error
+        raise UserError(f"{path} is not a MATLAB file, or a damaged one ({error}): {FETCH_HINT}") from error
     if fields is None:
-        raise UserError(f"{path} holds no struct {VARIABLE}, so it is not affNIST's: {FETCH}")
+        raise UserError(f"{path} holds no struct {VARIABLE}, so it is not affNIST's: {FETCH_HINT}")
     if missing := [name for name in ("image", "label_int") if name not in fields]:
-        raise UserError(f"{VARIABLE} in {path} has no {' and no '.join(missing)}, so it is not affNIST's: {FETCH}")
+        raise UserError(f"{VARIABLE} in {path} has no {' and no '.join(missing)}, so it is not affNIST's: {FETCH_HINT}")
     pixels_PN, labels = fields["image"], fields["label_int"].ravel()
     if pixels_PN.dtype != np.uint8 or pixels_PN.ndim != 2 or len(pixels_PN) != FRAME * FRAME:
         found = f"{pixels_PN.dtype} {'×'.join(map(str, pixels_PN.shape))}"
-        raise UserError(f"the images in {path} are {found}, where affNIST's are uint8 {FRAME * FRAME}×N: {FETCH}")
+        raise UserError(f"the images in {path} are {found}, where affNIST's are uint8 {FRAME * FRAME}×N: {FETCH_HINT}")
     if labels.dtype.kind not in "uif" or not np.isin(labels, range(10)).all():
-        raise UserError(f"{path} has labels other than the digits 0 to 9: {FETCH}")
+        raise UserError(f"{path} has labels other than the digits 0 to 9: {FETCH_HINT}")
     if len(labels) != pixels_PN.shape[1]:
-        raise UserError(f"{path} has {pixels_PN.shape[1]} images but {len(labels)} labels: {FETCH}")
+        raise UserError(f"{path} has {pixels_PN.shape[1]} images but {len(labels)} labels: {FETCH_HINT}")
     # One column an image, and in it row after row, although MATLAB itself would go down the columns.
     images = torch.from_numpy(np.ascontiguousarray(pixels_PN.T)).view(-1, 1, FRAME, FRAME)
     return Dataset(images, torch.from_numpy(labels.astype(np.int64)), tuple("0123456789"))

@@ -9,7 +9,7 @@ import torch
 
 from torchcaps.data.dataset import Dataset
 from torchcaps.errors import UserError
-from torchcaps.io.limits import Readable, opened, read_up_to, size_of
+from torchcaps.io.limits import Readable, open_untrusted, read_up_to, size_of
 
 ARCHIVE = "cifar-10-binary.tar.gz"
 FOLDER = "cifar-10-batches-bin"
@@ -54,7 +54,7 @@ def _read_archive(archive: Path) -> dict[str, bytes]:
     # Only the six known names are read, into memory: nothing in the archive can be written anywhere.
     wanted = {f"{FOLDER}/{name}": name for name in TRAIN_FILES + TEST_FILES}
     contents: dict[str, bytes] = {}
-    with opened(archive, f"fetch {ARCHIVE} again") as (file, _):
+    with open_untrusted(archive, f"fetch {ARCHIVE} again") as (file, _):
         try:
             # As a stream: an archive that leads back to where one has been is then an error, not a loop.
             with tarfile.open(fileobj=_Bounded(file), mode="r|") as tar:  # type: ignore[call-overload]

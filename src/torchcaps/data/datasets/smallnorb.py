@@ -19,7 +19,7 @@ from torch import Tensor
 
 from torchcaps.data.dataset import Dataset, Splits
 from torchcaps.errors import UserError, did_you_mean
-from torchcaps.io.limits import MAX_AXES, Readable, opened, read_up_to, size_in_bytes
+from torchcaps.io.limits import MAX_AXES, Readable, open_untrusted, read_body, size_in_bytes
 
 HOME = "https://cs.nyu.edu/~ylclab/data/norb-v1.0-small/"
 FILES = tuple(
@@ -38,8 +38,8 @@ MIDDLE, SPREAD = 0.5, 0.125  # of a standardised image
 
 TYPES = {0x1E3D4C51: "<f4", 0x1E3D4C53: "<f8", 0x1E3D4C54: "<i4", 0x1E3D4C55: "u1", 0x1E3D4C56: "<i2"}
 BLOCK = 1024  # images converted at a time: bounds the wider copy that the arithmetic needs
-FETCH = f"fetch it again from {HOME}"
-AGAIN = f"delete it and {FETCH}"
+FETCH_HINT = f"fetch it again from {HOME}"
+REFETCH_HINT = f"delete it and {FETCH_HINT}"
 
 
 class SmallNorb(NamedTuple):
@@ -162,9 +162,9 @@ def standardise(images: Tensor) -> Tensor:
 def read_matrix(path: str | Path) -> Tensor:
     """The array in a binary matrix file of bytes, shorts, integers, floats or doubles, gzipped or not."""
     path = Path(path)
-    with opened(path, FETCH) as (file, at_most):
+    with open_untrusted(path, FETCH_HINT) as (file, max_bytes):
         code, shape = _read_header(file, path)
-        return _read_values(file, path, code, shape, at_most)
+        return _read_values(file, path, code, shape, max_bytes)
 
 
 def _read_header(file: Readable, path: Path) -> tuple[str, tuple[int, ...]]:
@@ -173,24 +173,18 @@ def _read_header(file: Readable, path: Path) -> tuple[str, tuple[int, ...]]:
     code = TYPES.get(int.from_bytes(magic, "little"))
     if code is None:
         found = f"it starts with {magic.hex(' ') or 'nothing'}"
-        raise UserError(f"{path} is not a binary matrix of a known type, {found}: {AGAIN}")
+        raise UserError(f"{path} is not a binary matrix of a known type, {found}: {REFETCH_HINT}")
     (axes,) = _integers(file, 1, path)
     if not 1 <= axes <= MAX_AXES:
-        raise UserError(f"{path} has a damaged header, which promises {axes} dimensions: {AGAIN}")
+        raise UserError(f"{path} has a damaged header, which promises {axes} dimensions: {REFETCH_HINT}")
     return code, _integers(file, max(3, axes), path)[:axes]
 
 
-def _read_values(file: Readable, path: Path, code: str, shape: tuple[int, ...], at_most: int) -> Tensor:
+def _read_values(file: Readable, path: Path, code: str, shape: tuple[int, ...], max_bytes: int) -> Tensor:
     expected = size_in_bytes(shape, np.dtype(code).itemsize)
     if expected is None:
-        raise UserError(f"{path} has a damaged header, which promises the shape {shape}: {AGAIN}")
-    # The header is not trusted with an allocation before the file could possibly hold that much.
-    body = read_up_to(file, expected + 1) if expected <= at_most else bytearray()
-    if len(body) != expected:
-        held = "more" if len(body) > expected else "less"
-        raise UserError(
-            f"{path} has the wrong length: its header promises {expected:,} bytes {shape} and it holds {held}; {AGAIN}"
-        )
+        raise UserError(f"{path} has a damaged header, which promises the shape {shape}: {REFETCH_HINT}")
+    body = read_body(file, path, shape, expected, max_bytes, REFETCH_HINT)
     values = np.ndarray(shape, code, buffer=body)
     return torch.from_numpy(values.astype(values.dtype.newbyteorder("="), copy=False))
 
@@ -198,7 +192,7 @@ def _read_values(file: Readable, path: Path, code: str, shape: tuple[int, ...], 
 def _integers(file: Readable, count: int, path: Path) -> tuple[int, ...]:
     data = file.read(4 * count)
     if len(data) < 4 * count:
-        raise UserError(f"{path} has the wrong length: it ends within its header; {AGAIN}")
+        raise UserError(f"{path} has the wrong length: it ends within its header; {REFETCH_HINT}")
     return struct.unpack(f"<{count}i", data)
 
 
@@ -223,15 +217,15 @@ def _read_set(files: Sequence[Path], toys: tuple[int, ...], size: int) -> tuple[
 
 def _expect(path: Path, kind: str, shape: tuple[int, ...]) -> Tensor:
     """(N, *shape) from a file that must hold just that; told from its header, before anything is read."""
-    with opened(path, FETCH) as (file, at_most):
+    with open_untrusted(path, FETCH_HINT) as (file, max_bytes):
         code, found = _read_header(file, path)
         if code != kind or found[1:] != shape or found[0] > MAX_ROWS:
             has, wanted = (" × ".join(map(str, each)) for each in (found, ("N", *shape)))
             raise UserError(
                 f"{path} holds {np.dtype(code)} {has}, where {np.dtype(kind)} {wanted}, N up to {MAX_ROWS:,}, is "
-                f"expected: are the files mixed up? If not, {AGAIN}"
+                f"expected: are the files mixed up? If not, {REFETCH_HINT}"
             )
-        return _read_values(file, path, code, found, at_most)
+        return _read_values(file, path, code, found, max_bytes)
 
 
 def _check_values(path: Path, name: str, values_N: Tensor, allowed: Iterable[int]) -> None:
@@ -239,4 +233,4 @@ def _check_values(path: Path, name: str, values_N: Tensor, allowed: Iterable[int
     wrong = values_N[~torch.isin(values_N, known)]
     if len(wrong):
         listed = ", ".join(map(str, known.tolist()))
-        raise UserError(f"{path} has the {name} {int(wrong[0])}, which should be one of {listed}: {AGAIN}")
+        raise UserError(f"{path} has the {name} {int(wrong[0])}, which should be one of {listed}: {REFETCH_HINT}")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from torchcaps.io.limits import PIECE, Readable, opened, read_up_to, size_in_bytes, unpacked
+from torchcaps.io.limits import CHUNK_BYTES, Readable, max_unpacked_bytes, open_untrusted, read_up_to, size_in_bytes
 
 MATRIX, COMPRESSED = 14, 15  # kinds of element beside numbers
 NUMBERS = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8", 12: "i8", 13: "u8"}
@@ -34,8 +34,8 @@ def read_struct(path: Path, variable: str, wanted: tuple[str, ...], remedy: str)
 
     returns  numbers in the shape that MATLAB shows; of what is no array of numbers, an empty array of objects
     """
-    with opened(path, remedy) as (file, at_most):
-        source = _Source(file, at_most)
+    with open_untrusted(path, remedy) as (file, max_bytes):
+        source = _Source(file, max_bytes)
         header = bytes(source.take(128))
         order = {b"IM": "<", b"MI": ">"}.get(header[126:])
         if order is None:
@@ -49,7 +49,7 @@ def read_struct(path: Path, variable: str, wanted: tuple[str, ...], remedy: str)
             kind, size = source.long_tag(order)
             part = inside = source.part(size)
             if kind == COMPRESSED:
-                unzipped = _Source(_Inflated(part), unpacked(size))
+                unzipped = _Source(_Inflated(part), max_unpacked_bytes(size))
                 kind, size = unzipped.long_tag(order)
                 inside = unzipped.part(size)
             if kind != MATRIX:
@@ -138,7 +138,7 @@ class _Source:
 
     def skip(self, size: int) -> None:
         while size:
-            size -= len(self.take(min(size, PIECE)))
+            size -= len(self.take(min(size, CHUNK_BYTES)))
 
     def tag(self, order: str) -> tuple[int, int, bytes | None]:
         """Type and size of the next element; its bytes, too, where there are no more than four."""
