@@ -3,7 +3,7 @@ import hashlib
 import pytest
 import torch
 
-from torchcaps.data import AxonParameters, Crops, draw_axons
+from torchcaps.data import AxonParameters, CropLoader, draw_axons
 from torchcaps.data.datasets import axons
 from torchcaps.errors import UserError
 
@@ -46,7 +46,7 @@ def test_they_are_pairs_like_any_others():
     assert (len(drawn), drawn.channels, drawn.class_names) == (4, 1, ("background", "axon"))
     assert {tuple(image.shape) for image in drawn.images} == {(1, 40, 40)}
     assert drawn.absent == ()
-    images, masks = Crops(drawn, 24, "cpu").take(torch.arange(4), torch.Generator().manual_seed(0))[:2]
+    images, masks = CropLoader(drawn, 24, "cpu").take(torch.arange(4), torch.Generator().manual_seed(0))[:2]
     assert (images.shape, masks.shape) == ((4, 1, 24, 24), (4, 24, 24))
 
 

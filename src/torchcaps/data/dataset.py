@@ -87,6 +87,17 @@ class Dataset:
         return digest.hexdigest()
 
 
+def class_weights(dataset: Dataset) -> Tensor:
+    """Compute the weight of an image of each class with which all classes count equally.
+
+    Returns:
+        (J,) inverse frequencies with mean 1 over the classes that occur; 0 for the others.
+    """
+    counts = dataset.class_counts().float()
+    inverse = torch.where(counts > 0, 1 / counts.clamp(min=1), 0)
+    return inverse * ((counts > 0).sum() / inverse.sum().clamp(min=torch.finfo(torch.float32).tiny))
+
+
 class Examples(Protocol):
     """What a run can learn from: images with classes (Dataset), or with masks (SegmentationDataset)."""
 

@@ -138,6 +138,41 @@ def split_segmentation(
     )
 
 
+def tiles(dataset: SegmentationDataset, height: int, width: int) -> SegmentationDataset:
+    """Cut every image into as many adjacent windows as fit, centred; pad a smaller image by reflection."""
+    images, masks, names = [], [], []
+    for name, image, mask in zip(dataset.names, dataset.images, dataset.masks):
+        larger, known = pad_by_reflection(image, mask, (height, width), 0)
+        down, across = known.shape[0] // height, known.shape[1] // width
+        top, left = (known.shape[0] - down * height) // 2, (known.shape[1] - across * width) // 2
+        for number in range(down * across):
+            y, x = top + number // across * height, left + number % across * width
+            images.append(larger[:, y : y + height, x : x + width])
+            masks.append(known[y : y + height, x : x + width])
+            names.append(name if down * across == 1 else f"{name}-{number}")
+    return SegmentationDataset(images, masks, dataset.class_names, tuple(names))
+
+
+def pad_by_reflection(
+    image_CHW: Tensor, mask_HW: Tensor, min_size: tuple[int, int], border: int
+) -> tuple[Tensor, Tensor]:
+    """Pad an image by reflection and its mask with IGNORED: to at least `min_size`, and by `border` on every side."""
+    height, width = mask_HW.shape
+    rows, top = _reflected(height, min_size[0], border)
+    columns, left = _reflected(width, min_size[1], border)
+    larger = mask_HW.new_full((len(rows), len(columns)), IGNORED)
+    larger[top : top + height, left : left + width] = mask_HW
+    return image_CHW[:, rows[:, None], columns], larger
+
+
+def _reflected(length: int, min_length: int, border: int) -> tuple[Tensor, int]:
+    """Return the source position of each padded position, and where the original begins."""
+    before = max(min_length - length, 0) // 2 + border
+    period = max(2 * (length - 1), 1)
+    steps = (torch.arange(max(min_length, length) + 2 * border) - before) % period
+    return torch.minimum(steps, period - steps), before
+
+
 @dataclass(frozen=True, eq=False)
 class _Rows:
     """Positions of pairs, all of one class: what `divide` can split."""

@@ -17,13 +17,13 @@ from torch.nn import functional
 from torchcaps.data import (
     Batch,
     Dataset,
-    Resident,
+    DeviceLoader,
     SegmentationDataset,
     batches,
     centre_crop,
     epoch_order,
+    make_loader,
     num_batches,
-    resident,
 )
 from torchcaps.errors import UserError
 from torchcaps.losses import combine
@@ -72,7 +72,7 @@ def train(
 ) -> None:
     """Train until the recipe's last epoch, from wherever the state is."""
     settings, clip = recipe.train, recipe.optim.clip
-    data = resident(train_data, fabric.device, **recipe.augment.model_dump())
+    data = make_loader(train_data, fabric.device, **recipe.augment.model_dump())
     steps_per_epoch = num_batches(len(data) * settings.repeat, settings.batch_size)
     total_steps = settings.epochs * steps_per_epoch
     team, totals = Distributed(fabric), Totals(fabric.device, task.measure)
@@ -147,7 +147,9 @@ def train(
             # Those from before are of all processes together, so only the first has them; the names all have.
             totals.start(state.totals if team.first else dict.fromkeys(state.totals, 0.0))
             passes = range(state.epoch * settings.repeat, (state.epoch + 1) * settings.repeat)
-            order = torch.cat([epoch_order(len(data), settings.seed, number) for number in passes]).to(data.home)
+            order = torch.cat([epoch_order(len(data), settings.seed, number) for number in passes]).to(
+                data.index_device
+            )
             started, seconds_before = time.perf_counter(), state.seconds
             next_check, passed_over = started + CHECK_EVERY, 0
             for batch in range(state.batch, steps_per_epoch):
@@ -258,7 +260,7 @@ def _evaluate_classes(model: ImageModel, dataset: Dataset, task: Task, views: bo
 
 @torch.no_grad()
 def _evaluate_batches(model: ImageModel, dataset: Dataset, task: Task, views: bool, size: int) -> Result:
-    data = Resident(dataset, model.device)
+    data = DeviceLoader(dataset, model.device)
     totals, lengths = Totals(model.device, task.measure), []
     for images, targets in batches(data, size, device=model.device, seed=0, epoch=0, shuffle=False):
         images = centre_crop(images, _crop_for(model, images))

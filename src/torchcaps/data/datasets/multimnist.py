@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from torchcaps.data.augment import augment
-from torchcaps.data.batches import Batch, Resident
 from torchcaps.data.dataset import Dataset, Splits, frozen
+from torchcaps.data.loader import Batch, DeviceLoader, make_loader
 from torchcaps.errors import UserError
 
 MARGIN = 4  # pixels added on each side of a digit: 28×28 becomes 36×36
@@ -45,7 +46,7 @@ class Digits(Dataset):
         return True
 
 
-class ResidentPairs(Resident):
+class PairLoader(DeviceLoader):
     """Digits on the device; a batch overlays each of those asked for with one of another class."""
 
     def __init__(self, dataset: Digits, device: torch.device | str) -> None:
@@ -54,11 +55,16 @@ class ResidentPairs(Resident):
 
     def take(self, indices: Tensor, generator: torch.Generator | None = None) -> Batch:
         partners = self.partners.draw(self.targets[indices.to(self.device)], generator)
-        first, second = super().take(indices), super().take(partners.to(self.home))
+        first, second = super().take(indices), super().take(partners.to(self.index_device))
         labels = torch.stack([first.targets, second.targets], dim=1)
         parts = torch.stack([place(each.images, self.shift, generator) for each in (first, second)], dim=1)
         targets = torch.zeros(len(labels), self.partners.classes, device=self.device).scatter_(1, labels, 1.0)
         return Batch(parts.sum(1).clamp_(max=1), targets, parts, labels)
+
+
+@make_loader.register(Digits)
+def _(data: Digits, device: torch.device | str, **options: Any) -> PairLoader:
+    return PairLoader(data, device)  # which shifts each digit by itself
 
 
 class Partners:
@@ -98,7 +104,7 @@ def overlay_pairs(digits: Dataset, pairs: int, seed: int, shift: int = SHIFT) ->
 def draw_pairs(digits: Dataset, pairs: int, seed: int, shift: int = SHIFT) -> Iterator[Batch]:
     """The same pairs in blocks, with each digit by itself and its class."""
     generator = torch.Generator().manual_seed(seed)
-    source = ResidentPairs(Digits(digits.images, digits.targets, digits.class_names, shift=shift), "cpu")
+    source = PairLoader(Digits(digits.images, digits.targets, digits.class_names, shift=shift), "cpu")
     for block in (torch.arange(pairs) % len(digits)).split(BLOCK):
         yield source.take(block, generator)
 

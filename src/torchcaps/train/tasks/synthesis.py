@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps import losses
-from torchcaps.data import Crops, Resident, SegmentationDataset, tiles
+from torchcaps.data import CropLoader, DeviceLoader, SegmentationDataset, tiles
 from torchcaps.errors import UserError
 from torchcaps.losses import combine
 from torchcaps.models import Output, SynthesisModel
@@ -87,7 +87,7 @@ class SynthesisTask:
 def duel(
     state: State,
     task: SynthesisTask,
-    data: Resident | Crops,
+    data: DeviceLoader | CropLoader,
     clip: float | None,
     team: Distributed,
     optimizer: Any,
