@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.data.dataset import Splits
-from torchcaps.data.images import check_channels, decode, opened_image, set_channels
+from torchcaps.data.images import check_channels, decode, opened_image, set_channels, sixteen_to_eight_bits
 from torchcaps.data.listing import IMAGE_SUFFIXES, SPLIT_NAMES, entries
 from torchcaps.data.segmentation import SegmentationDataset, some, split_segmentation
 from torchcaps.errors import UnreadableImage, UserError
@@ -237,7 +237,7 @@ def _read_image(path: Path) -> np.ndarray:
     if pixels.dtype == np.uint8:
         return pixels
     if pixels.dtype == np.uint16:
-        return ((pixels.astype(np.int64) + 128) // 257).astype(np.uint8)  # 65535 / 257 = 255, rounded to the nearest
+        return sixteen_to_eight_bits(pixels)
     if pixels.dtype.kind != "f":
         raise UnreadableImage(path, f"{pixels.dtype} has no known range; save it as uint8, uint16 or floats in [0, 1]")
     if not (np.isfinite(pixels).all() and pixels.min() >= 0 and pixels.max() <= 255):
