@@ -152,7 +152,7 @@ def test_the_whole_frame_is_used(digits):
 def test_a_set_made_of_the_mnist_test_digits_must_be_the_published_one(digits, monkeypatch):
     made = affnist.affnist_like(digits)  # other digits are not checked
     assert len(made) == 4 * 60
-    monkeypatch.setattr(dataset, "MNIST_TEST", digits.checksum())
+    monkeypatch.setattr(dataset, "MNIST_TEST_CHECKSUM", digits.checksum())
     with pytest.raises(UserError, match="would not be comparable"):
         affnist.affnist_like(digits)
     monkeypatch.setattr(affnist, "AFFNIST_LIKE_CHECKSUM", made.checksum())

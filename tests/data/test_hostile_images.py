@@ -95,7 +95,7 @@ def test_a_mask_of_numbers_that_are_no_class_is_refused(tmp_path, value):
     for kind, array in (("images", np.zeros((2, 2), np.uint8)), ("masks", np.full((2, 2), value))):
         (tmp_path / kind).mkdir()
         np.save(tmp_path / kind / "a.npy", array)
-    with pytest.raises(UserError, match="a.npy: a mask has a whole number for each pixel"):
+    with pytest.raises(UserError, match="a.npy: a mask has an integer for each pixel"):
         read_mask_folder(tmp_path)
 
 
@@ -148,7 +148,7 @@ def test_a_table_that_is_a_pipe_or_a_folder_that_is_closed_is_refused(tmp_path, 
         raise PermissionError(13, "Permission denied", str(folder))
 
     monkeypatch.setattr(os, "scandir", closed)
-    with pytest.raises(UserError, match="cannot look into the folder .*a: Permission denied"):
+    with pytest.raises(UserError, match="cannot list the folder .*a: Permission denied"):
         load_data("folder", path=tmp_path)
 
 

@@ -89,7 +89,7 @@ def test_the_parts_of_a_split_stay_apart(monkeypatch):
 
 def test_the_test_pairs_of_mnist_must_be_the_published_ones(monkeypatch):
     monkeypatch.setattr(multimnist, "TEST_PAIRS", 20)
-    monkeypatch.setattr(dataset, "MNIST_TEST", digits().checksum())
+    monkeypatch.setattr(dataset, "MNIST_TEST_CHECKSUM", digits().checksum())
     splits = Splits(digits(), None, digits(), "mnist")
     with pytest.raises(UserError, match="would not be comparable"):
         multimnist.multimnist_splits(splits)

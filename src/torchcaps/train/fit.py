@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.data import Dataset
-from torchcaps.data.split import HoldOut, divide
+from torchcaps.data.split import SplitOptions, split_dataset
 from torchcaps.errors import UserError
 from torchcaps.models import ImageModel
 from torchcaps.train import loop
@@ -57,7 +57,7 @@ def fit(
     if "data" in tree or recipe.train.select == "best":
         raise UserError("fit: settings for data, and train.select=best, belong to recipes; give validation=, or none")
     dataset = as_dataset(images, labels, class_names)
-    train, held_out, _ = divide(dataset, None, None, HoldOut(validation, test=0, seed=recipe.train.seed))
+    train, held_out, _ = split_dataset(dataset, None, None, SplitOptions(validation, test=0, seed=recipe.train.seed))
     fabric = loop.make_fabric(device, recipe.train.precision)
     with seeded(recipe.train.seed, fabric.device):
         state, task = make_state(recipe, train, fabric.device)

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from torchcaps.data.augment import centre_crop
-from torchcaps.data.dataset import Dataset, Splits, frozen
+from torchcaps.data.dataset import Dataset, Splits, verified
 from torchcaps.data.formats.mat import DamagedMat, NotLevel5, read_struct
 from torchcaps.errors import UserError
 
@@ -112,7 +112,7 @@ def transform(dataset: Dataset, seed: int, copies: int, size: int = FRAME) -> Da
 
 def affnist_like(test: Dataset) -> Dataset:
     """The affNIST-like test set, made of the MNIST test digits: 40,000 images, the same ones everywhere."""
-    return frozen(transform(test, AFFNIST_LIKE_SEED, COPIES), test, AFFNIST_LIKE_CHECKSUM, "affNIST-like")
+    return verified(transform(test, AFFNIST_LIKE_SEED, COPIES), test, AFFNIST_LIKE_CHECKSUM, "affNIST-like")
 
 
 class Draws(NamedTuple):

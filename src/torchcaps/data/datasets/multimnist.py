@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from torchcaps.data.augment import augment
-from torchcaps.data.dataset import Dataset, Splits, frozen
+from torchcaps.data.dataset import Dataset, Splits, verified
 from torchcaps.data.loader import Batch, DeviceLoader, make_loader
 from torchcaps.errors import UserError
 
@@ -120,6 +120,6 @@ def multimnist_splits(digits: Splits, shift: int = SHIFT) -> Splits:
         validation = overlay_pairs(validation, VALIDATION_PAIRS, VALIDATION_SEED, shift)
     if test is not None:
         pairs = overlay_pairs(test, TEST_PAIRS, TEST_SEED, shift)
-        test = frozen(pairs, test, TEST_CHECKSUM, "MultiMNIST") if shift == SHIFT else pairs
+        test = verified(pairs, test, TEST_CHECKSUM, "MultiMNIST") if shift == SHIFT else pairs
     train = Digits(digits.train.images, digits.train.targets, digits.train.class_names, shift=shift)
     return Splits(train, validation, test, "multimnist" if shift == SHIFT else f"multimnist-shift{shift}")

@@ -16,9 +16,11 @@ REFETCH_HINT = "delete it and fetch it again"
 
 
 def read_idx(path: str | Path, dimensions: int | None = None) -> Tensor:
-    """The array in an IDX file of unsigned bytes, gzipped or not.
+    """Read the array in an IDX file of unsigned bytes, gzipped or not.
 
-    dimensions  how many axes it must have: 3 for images (N, H, W), 1 for labels (N,)
+    Args:
+        path: the file.
+        dimensions: the number of axes it must have: 3 for images (N, H, W), 1 for labels (N,).
     """
     path = Path(path)
     with open_untrusted(path, "fetch it again") as (file, max_bytes):
@@ -26,7 +28,7 @@ def read_idx(path: str | Path, dimensions: int | None = None) -> Tensor:
 
 
 def read_idx_pair(images: Path, labels: Path, class_names: tuple[str, ...]) -> Dataset:
-    """Greyscale images with their labels: (N, 1, H, W) from an IDX file of images and one of labels."""
+    """Read greyscale images (N, 1, H, W) and their labels from two IDX files."""
     pixels, ids = read_idx(images, 3), read_idx(labels, 1)
     if len(pixels) != len(ids):
         raise UserError(f"{images} has {len(pixels)} images but {labels} has {len(ids)} labels: fetch both again")
@@ -53,5 +55,5 @@ def _parse(file: Readable, path: Path, dimensions: int | None, max_bytes: int) -
     if len(header) < 4 * axes or expected is None:
         raise UserError(f"{path} has the wrong length, or a damaged header of {axes} dimensions: {REFETCH_HINT}")
     body = read_body(file, path, shape, expected, max_bytes, REFETCH_HINT)
-    # frombuffer refuses an empty buffer, and an empty set of images is a legal file
+    # frombuffer refuses an empty buffer, but an empty set of images is valid
     return torch.frombuffer(body, dtype=torch.uint8).view(shape) if body else torch.empty(shape, dtype=torch.uint8)
