@@ -33,7 +33,7 @@ def test_axons_are_the_same_everywhere():
 
 def test_an_image_depends_on_its_seed_and_position_alone(monkeypatch):
     whole = draw_axons(5, size=32, seed=3)
-    monkeypatch.setattr(axons, "PIXELS", 2 * 32**2)
+    monkeypatch.setattr(axons, "CHUNK_PIXELS", 2 * 32**2)
     few = draw_axons(3, size=32, seed=3)
     for tensors, others in ((whole.images, few.images), (whole.masks, few.masks)):
         assert all(torch.equal(one, other) for one, other in zip(tensors, others))
@@ -92,7 +92,7 @@ def test_parameters_do_what_they_say():
         ({"size": 4}, "size=4"),
         ({"fibre": (1, 2)}, "'fibre'.*did you mean 'fibres'"),
         ({"fibres": 3}, "pair"),
-        ({"fibres": (3, 1)}, "smaller number first"),
+        ({"fibres": (3, 1)}, "smaller number first in a pair"),
         ({"dim": -1.0}, "dim=-1.0"),
         ({"dim": (0.1, 0.2)}, "one number"),
         ({"photons": 0}, "more than 0"),

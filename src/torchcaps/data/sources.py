@@ -65,7 +65,7 @@ def load_data(
     """
     known = [*SOURCES, *MASK_SOURCES]
     if source not in known:
-        hint = "for a folder of images say source='folder' and path=" if Path(source).exists() else ""
+        hint = "for a folder of images use source='folder' and path=" if Path(source).exists() else ""
         raise UserError(f"unknown data source {source!r}: {hint or did_you_mean(source, known)}")
     size, folder = check_size(image_size), None if path is None else Path(path).expanduser()
     check_channels(channels)
@@ -93,7 +93,7 @@ def _digits(path: Path | None, size: Size, channels: int | None, options: SplitO
     """Load the 1,797 handwritten digits of scikit-learn, 8×8."""
     if path is not None:
         raise UserError(
-            "the digits come with scikit-learn and have no path: for a folder of images say source='folder'"
+            "the digits come with scikit-learn and have no path: for a folder of images use source='folder'"
         )
     from sklearn.datasets import load_digits
 
