@@ -129,7 +129,7 @@ def spoil(kind):
         ("missing", "has no mask for axons-00001"),
         ("size", "make them the same size"),
         ("values", "axons-00001.png has the values 0, 1, 77, 130"),
-        ("jpeg", "not exact; save the masks again as PNG"),
+        ("jpeg", "lossy compression changes the values of a mask; save the masks as PNG"),
         ("few", "too few for a split"),
     ],
 )

@@ -60,7 +60,7 @@ def test_place_reaches_every_whole_pixel_where_the_image_fits():
 @pytest.mark.parametrize("make", [affnist.place, lambda data, seed: affnist.transform(data, seed, 3)])
 def test_the_seed_and_the_position_alone_decide(digits, monkeypatch, make):
     once, other = make(digits, 5), make(digits, 6)
-    monkeypatch.setattr(affnist, "BLOCK", 7)
+    monkeypatch.setattr(affnist, "CHUNK_IMAGES", 7)
     few = make(digits.subset(torch.arange(20)), 5)
     assert torch.equal(few.images, once.images[: len(few)])
     assert (once.images != other.images).flatten(1).any(1).all()
@@ -93,7 +93,7 @@ def test_images_of_any_kind_are_transformed():
 def test_drawn_parameters_fill_the_published_ranges():
     drawn = affnist.draw(20_000, seed=0)
     ranges = [(drawn.angle_N, -20, 20), (drawn.shear_N, -0.2, 0.2), (drawn.grow_x_N, 0.8, 1.2)]
-    ranges += [(drawn.grow_y_N, 0.8, 1.2), (drawn.place_N2[:, 0], 0, 1), (drawn.place_N2[:, 1], 0, 1)]
+    ranges += [(drawn.grow_y_N, 0.8, 1.2), (drawn.position_N2[:, 0], 0, 1), (drawn.position_N2[:, 1], 0, 1)]
     for values, low, high in ranges:
         assert values.dtype == torch.float64
         assert low <= values.min() < low + (high - low) / 1000
@@ -152,7 +152,7 @@ def test_the_whole_frame_is_used(digits):
 def test_a_set_made_of_the_mnist_test_digits_must_be_the_published_one(digits, monkeypatch):
     made = affnist.affnist_like(digits)  # other digits are not checked
     assert len(made) == 4 * 60
-    monkeypatch.setattr(dataset, "MNIST_TEST", digits.checksum())
+    monkeypatch.setattr(dataset, "MNIST_TEST_CHECKSUM", digits.checksum())
     with pytest.raises(UserError, match="would not be comparable"):
         affnist.affnist_like(digits)
     monkeypatch.setattr(affnist, "AFFNIST_LIKE_CHECKSUM", made.checksum())

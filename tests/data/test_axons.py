@@ -3,7 +3,7 @@ import hashlib
 import pytest
 import torch
 
-from torchcaps.data import AxonParameters, Crops, draw_axons
+from torchcaps.data import AxonParameters, CropLoader, draw_axons
 from torchcaps.data.datasets import axons
 from torchcaps.errors import UserError
 
@@ -33,7 +33,7 @@ def test_axons_are_the_same_everywhere():
 
 def test_an_image_depends_on_its_seed_and_position_alone(monkeypatch):
     whole = draw_axons(5, size=32, seed=3)
-    monkeypatch.setattr(axons, "PIXELS", 2 * 32**2)
+    monkeypatch.setattr(axons, "CHUNK_PIXELS", 2 * 32**2)
     few = draw_axons(3, size=32, seed=3)
     for tensors, others in ((whole.images, few.images), (whole.masks, few.masks)):
         assert all(torch.equal(one, other) for one, other in zip(tensors, others))
@@ -46,7 +46,7 @@ def test_they_are_pairs_like_any_others():
     assert (len(drawn), drawn.channels, drawn.class_names) == (4, 1, ("background", "axon"))
     assert {tuple(image.shape) for image in drawn.images} == {(1, 40, 40)}
     assert drawn.absent == ()
-    images, masks = Crops(drawn, 24, "cpu").take(torch.arange(4), torch.Generator().manual_seed(0))[:2]
+    images, masks = CropLoader(drawn, 24, "cpu").take(torch.arange(4), torch.Generator().manual_seed(0))[:2]
     assert (images.shape, masks.shape) == ((4, 1, 24, 24), (4, 24, 24))
 
 
@@ -92,7 +92,7 @@ def test_parameters_do_what_they_say():
         ({"size": 4}, "size=4"),
         ({"fibre": (1, 2)}, "'fibre'.*did you mean 'fibres'"),
         ({"fibres": 3}, "pair"),
-        ({"fibres": (3, 1)}, "smaller number first"),
+        ({"fibres": (3, 1)}, "smaller number first in a pair"),
         ({"dim": -1.0}, "dim=-1.0"),
         ({"dim": (0.1, 0.2)}, "one number"),
         ({"photons": 0}, "more than 0"),

@@ -65,8 +65,8 @@ def test_a_pipe_among_the_images_is_not_waited_for(tmp_path, write_classes):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (npy("(1000000, 1000000)"), "8000000000000 bytes are promised, 0 are there"),
-        (npy("(100000, 10000)", b"12345678"), "8000000000 bytes are promised, 8 are there"),
+        (npy("(1000000, 1000000)"), "the header gives 8000000000000 bytes, the file has 0"),
+        (npy("(100000, 10000)", b"12345678"), "the header gives 8000000000 bytes, the file has 8"),
         (npy("(-1, 2)", bytes(16)), "not two or three axes"),
         (npy("(True, 2)", bytes(16)), "not an array"),
         (npy("(1, 2", bytes(16)), "not an array"),
@@ -75,7 +75,7 @@ def test_a_pipe_among_the_images_is_not_waited_for(tmp_path, write_classes):
         (npy("(1, 1)", bytes(8), "'<c8'"), "not two or three axes of numbers"),
         (npy("(1, 1)", bytes(8), "[('a', '<f8')]"), "not two or three axes of numbers"),
         (npy("(1, 1)", bytes(8), "'nonsense'"), "not an array"),
-        (npy("(1, 1)", bytes(9)), "8 bytes are promised, 9 are there"),
+        (npy("(1, 1)", bytes(9)), "the header gives 8 bytes, the file has 9"),
         (b"\x93NUMPY\x03\0\0\0\0\0", "not an array"),
         (b"PK\x03\x04 an archive of arrays", "not an array"),
     ],
@@ -95,7 +95,7 @@ def test_a_mask_of_numbers_that_are_no_class_is_refused(tmp_path, value):
     for kind, array in (("images", np.zeros((2, 2), np.uint8)), ("masks", np.full((2, 2), value))):
         (tmp_path / kind).mkdir()
         np.save(tmp_path / kind / "a.npy", array)
-    with pytest.raises(UserError, match="a.npy: a mask has a whole number for each pixel"):
+    with pytest.raises(UserError, match="a.npy: a mask has an integer for each pixel"):
         read_mask_folder(tmp_path)
 
 
@@ -148,7 +148,7 @@ def test_a_table_that_is_a_pipe_or_a_folder_that_is_closed_is_refused(tmp_path, 
         raise PermissionError(13, "Permission denied", str(folder))
 
     monkeypatch.setattr(os, "scandir", closed)
-    with pytest.raises(UserError, match="cannot look into the folder .*a: Permission denied"):
+    with pytest.raises(UserError, match="cannot list the folder .*a: Permission denied"):
         load_data("folder", path=tmp_path)
 
 

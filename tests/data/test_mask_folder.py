@@ -222,7 +222,7 @@ def test_a_mask_of_another_size_is_named(folder):
         (range(256), {}, ["0, 1, 2, 3, 4 and 251 more"]),  # smoothed, not 255 classes
         ([0, 1, 2], {"num_classes": 2}, ["0, 1, 2", "0 to 1"]),
         ([0, 255], {"positive": 1}, ["positive=1", "only 0, 255"]),
-        ([0, 1], {"positive": 1, "num_classes": 3}, ["leave num_classes=3 out"]),
+        ([0, 1], {"positive": 1, "num_classes": 3}, ["omit num_classes=3"]),
         ([0, 1], {"num_classes": 1}, ["num_classes=1"]),
         ([0, 1], {"num_classes": 256}, ["num_classes=256"]),
     ],
@@ -237,7 +237,7 @@ def test_a_mask_that_lost_its_values_is_refused(folder):
     mask.unlink()
     for name, options in (("a.jpg", {}), ("a.tif", {"compression": "jpeg"})):
         path = save(root / "masks" / name, np.zeros((16, 16), np.uint8), **options)
-        refused(root, name, "not exact", "PNG")
+        refused(root, name, "lossy", "PNG")
         path.unlink()
     save(mask, RNG.integers(0, 256, (16, 16, 3), dtype=np.uint8))
     refused(root, "a.png", "in colour")
@@ -245,7 +245,7 @@ def test_a_mask_that_lost_its_values_is_refused(folder):
     refused(root, "transparent")
     mask.unlink()
     save(root / "masks" / "a.npy", np.full((16, 16), 0.5))
-    refused(root, "a.npy", "whole number")
+    refused(root, "a.npy", "an integer")
     save(root / "masks" / "a.npy", np.zeros((16, 16, 2)))
     refused(root, "(16, 16, 2)")
 
@@ -353,7 +353,7 @@ def test_folders_of_parts_are_the_splits(folder, tmp_path):
     refit = load_mask_folder(tmp_path, validation=0)
     assert (refit.train.names, refit.validation, refit.test.names) == (tuple("abcdab"), None, tuple("xyz"))
     assert refit.fingerprint() != splits.fingerprint() == load_mask_folder(tmp_path).fingerprint()
-    with pytest.raises(UserError, match="test folder of its own"):
+    with pytest.raises(UserError, match="has a test folder; omit test"):
         load_mask_folder(tmp_path, test="last:1")
     folder(tmp_path, a=[[0, 255]])
     with pytest.raises(UserError, match="both images and"):
@@ -406,5 +406,7 @@ def test_a_label_of_unknown_values_is_refused(tmp_path):
     save(tmp_path / "a.png", np.array([[0, 3, 77]], dtype=np.uint8))
     with pytest.raises(UserError, match=r"a\.png has the values 0, 3, 77, 2 of which .* class ids are 0 to 1, or"):
         read_label(tmp_path / "a.png", 2)
-    with pytest.raises(UserError, match=r"a\.png has the values 0, 3, 77: to this model masks have two, of which 0 is"):
+    with pytest.raises(
+        UserError, match=r"a\.png has the values 0, 3, 77: masks of this model have two values, of which 0 is"
+    ):
         read_label(tmp_path / "a.png", 2, positive=0)

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from torchcaps.data import Dataset, Splits, dataset, load_data, resident
+from torchcaps.data import Dataset, Splits, dataset, load_data, make_loader
 from torchcaps.data.datasets import multimnist
 from torchcaps.errors import UserError
 
@@ -22,7 +22,7 @@ def pairs_of(batch):
 
 
 def test_a_batch_overlays_each_digit_with_one_of_another_class():
-    source = resident(multimnist.Digits(*vars(digits()).values()), "cpu")
+    source = make_loader(multimnist.Digits(*vars(digits()).values()), "cpu")
     batch = source.take(torch.arange(40), torch.Generator().manual_seed(0))
     assert batch.images.shape == (40, 1, 36, 36)
     assert batch.parts.shape == (40, 2, 1, 36, 36)
@@ -89,7 +89,7 @@ def test_the_parts_of_a_split_stay_apart(monkeypatch):
 
 def test_the_test_pairs_of_mnist_must_be_the_published_ones(monkeypatch):
     monkeypatch.setattr(multimnist, "TEST_PAIRS", 20)
-    monkeypatch.setattr(dataset, "MNIST_TEST", digits().checksum())
+    monkeypatch.setattr(dataset, "MNIST_TEST_CHECKSUM", digits().checksum())
     splits = Splits(digits(), None, digits(), "mnist")
     with pytest.raises(UserError, match="would not be comparable"):
         multimnist.multimnist_splits(splits)

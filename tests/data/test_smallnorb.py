@@ -117,7 +117,7 @@ def test_each_damage_has_a_message_with_the_file_and_a_way_out(tmp_path, data, m
 
 
 def test_a_header_that_promises_more_than_the_file_can_hold_is_not_followed(tmp_path, monkeypatch):
-    monkeypatch.setattr(smallnorb, "read_up_to", lambda *_: pytest.fail("read on"))
+    monkeypatch.setattr("torchcaps.io.limits.read_up_to", lambda *_: pytest.fail("read on"))
     for zipped in (False, True):
         path = write(tmp_path / "huge.mat", matrix([1, 2], shape=(24300, 2, 960, 960)), zipped)
         with pytest.raises(UserError, match="wrong length.* holds less"):
@@ -182,7 +182,7 @@ def test_without_a_viewpoint_everything_is_there(original):
 def test_standardised_images_have_the_published_moments(original):
     images = smallnorb.shrink(read_smallnorb(original, 96).test.images, 4)
     images[3] = 77
-    values = (smallnorb.standardise(images).double() / 255 - smallnorb.MIDDLE) / smallnorb.SPREAD
+    values = (smallnorb.standardise(images).double() / 255 - smallnorb.MEAN) / smallnorb.STD
     assert values[3].abs().max() < 0.02
     rest = torch.cat([values[:3], values[4:]])
     assert rest.mean((1, 2, 3)).abs().max() < 0.01

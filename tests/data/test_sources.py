@@ -92,8 +92,8 @@ def test_cifar10_is_downloaded_when_absent(tmp_path, monkeypatch):
     [
         ({"source": "minst"}, "did you mean 'mnist'"),
         ({"source": "zzz"}, "choose one of: affnist, affnist-like"),
-        ({"source": "."}, "say source='folder'"),
-        ({"path": "somewhere"}, "say source='folder'"),
+        ({"source": "."}, "use source='folder'"),
+        ({"path": "somewhere"}, "use source='folder'"),
         ({"source": "folder"}, "needs path="),
         ({"image_size": 0}, "image_size=0"),
         ({"image_size": (28, 28, 1)}, "image_size="),

@@ -137,7 +137,7 @@ def test_a_file_of_a_later_version_asks_for_it(tmp_path):
     assert (tmp_path / LAST).exists()
 
 
-@pytest.mark.parametrize("call", ["io.tensors.save_file", "io.tensors.os.fsync", "train.checkpoint.os.replace"])
+@pytest.mark.parametrize("call", ["io.tensors.save_file", "io.atomic.os.fsync", "io.atomic.os.replace"])
 def test_a_full_disk_leaves_what_was_there(two, monkeypatch, call):
     def full(*arguments, **more):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -171,7 +171,7 @@ def test_a_power_cut_between_the_two_moves_leaves_the_previous_one(two, monkeypa
         moves.append(arguments)
         real(*arguments)
 
-    monkeypatch.setattr("torchcaps.train.checkpoint.os.replace", cut)
+    monkeypatch.setattr("torchcaps.io.atomic.os.replace", cut)
     with pytest.raises(KeyboardInterrupt):
         save_checkpoint(state(7, step=7), two)
     found = state()

@@ -16,11 +16,11 @@ from torchcaps.claims.measure import Digits, measure, read_digits
 from torchcaps.claims.page import write_page
 from torchcaps.claims.plan import COLUMNS, NETWORKS, STUDIES, jobs, settings_of
 from torchcaps.errors import UserError
+from torchcaps.io.atomic import write_text
 from torchcaps.models import ImageModel, load
 from torchcaps.robustness.suites import SUITES
 from torchcaps.train.experiments.reproduce import Job, check_failed, run_jobs
 from torchcaps.train.recipe import load_recipe
-from torchcaps.train.reports.classification import write_whole
 
 CURVES_STUDY = "affine"  # the study whose networks are plotted as curves
 CURVE_IMAGES = 1000
@@ -122,7 +122,7 @@ def _measure(job: Job, study: str, network: str, digits: Any, device: str) -> No
     found = {} if NETWORKS[network].weights_of else {"error": 100 * (1 - summary["test_accuracy"])}
     if study == "affine":
         found |= measure(_load(job, study, network, device), digits())
-    write_whole(path, json.dumps(found, indent=1) + "\n")
+    write_text(path, json.dumps(found, indent=1) + "\n")
 
 
 def _write(out: Path, study: str, network: str, group: Sequence[Job]) -> None:
@@ -145,7 +145,7 @@ def _write(out: Path, study: str, network: str, group: Sequence[Job]) -> None:
     }
     table |= {"study": study, "recipe": STUDIES[study].recipe, "command": f"torchcaps reproduce claims {study}"}
     table.setdefault("networks", {})[network] = row
-    write_whole(path, json.dumps(table, indent=1, ensure_ascii=False) + "\n")
+    write_text(path, json.dumps(table, indent=1, ensure_ascii=False) + "\n")
 
 
 def _write_curves(folder: Path, models: Mapping[str, ImageModel], digits: Digits) -> None:
@@ -156,4 +156,4 @@ def _write_curves(folder: Path, models: Mapping[str, ImageModel], digits: Digits
         path = folder / f"{name}.json"
         if not path.is_file():
             result = suite(models, digits.centred[chosen], digits.targets[chosen], seed=0)
-            write_whole(path, json.dumps({**result, "data": "MNIST in 40×40"}, indent=1) + "\n")
+            write_text(path, json.dumps({**result, "data": "MNIST in 40×40"}, indent=1) + "\n")

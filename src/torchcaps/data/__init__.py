@@ -1,17 +1,24 @@
-"""Sources of tensors: images and targets in memory, ready for a device."""
+"""Data sets in memory, their splits, augmentation, and loaders that make batches on a device."""
 
 from torchcaps.data.augment import augment, centre_crop
-from torchcaps.data.batches import Batch, Resident, batches, class_weights, epoch_order, num_batches
-from torchcaps.data.crops import Crops, tiles
-from torchcaps.data.dataset import Dataset, Examples, Splits
+from torchcaps.data.dataset import Dataset, Examples, Splits, class_weights
 from torchcaps.data.datasets.axons import AxonParameters, draw_axons
 from torchcaps.data.download import dataset_folder
 from torchcaps.data.formats.idx import read_idx
 from torchcaps.data.images import load_image
+from torchcaps.data.loader import (
+    Batch,
+    CropLoader,
+    DeviceLoader,
+    batches,
+    epoch_order,
+    epoch_size,
+    make_loader,
+    num_batches,
+)
 from torchcaps.data.mask_folder import load_mask_folder, read_label, read_mask_folder, read_picture
 from torchcaps.data.mask_sources import MASK_SOURCES
-from torchcaps.data.resident import epoch_size, resident
-from torchcaps.data.segmentation import SegmentationDataset, split_segmentation
+from torchcaps.data.segmentation import SegmentationDataset, split_segmentation, tiles
 from torchcaps.data.sources import SOURCES, load_data, named_data
 
 __all__ = [
@@ -19,10 +26,10 @@ __all__ = [
     "SOURCES",
     "AxonParameters",
     "Batch",
-    "Crops",
+    "CropLoader",
     "Dataset",
+    "DeviceLoader",
     "Examples",
-    "Resident",
     "SegmentationDataset",
     "Splits",
     "augment",
@@ -36,13 +43,13 @@ __all__ = [
     "load_data",
     "load_image",
     "load_mask_folder",
+    "make_loader",
     "named_data",
     "num_batches",
     "read_idx",
     "read_label",
     "read_mask_folder",
     "read_picture",
-    "resident",
     "split_segmentation",
     "tiles",
 ]

@@ -1,6 +1,6 @@
-"""Shifts, affine jitter, bending, erasing, crops, flips, turns, lighting and noise of a whole batch, where that lives.
+"""Random shifts, warps, erasing, crops, flips, turns, lighting and noise for a batch, on its own device.
 
-Nothing here waits for the device or makes a shape depend on data, so a CUDA graph can hold it.
+Nothing here waits for the device or makes a shape depend on data, so a CUDA graph can capture it.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from torchcaps.losses import IGNORED
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-BEND = 7  # pixels between two knots of an elastic field: a quarter of a digit
-MASK_TYPES = (torch.uint8, torch.int16, torch.int32, torch.int64)  # those that hold IGNORED
+KNOT_SPACING_PIXELS = 7  # of the elastic field: a quarter of a digit
+MASK_DTYPES = (torch.uint8, torch.int16, torch.int32, torch.int64)  # which can hold IGNORED
 
 
-class Changes(TypedDict, total=False):
+class AugmentOptions(TypedDict, total=False):
     """The options of `augment`."""
 
     shift: int
@@ -43,11 +43,15 @@ class Changes(TypedDict, total=False):
 
 @overload
 def augment(
-    images_BCHW: Tensor, generator: torch.Generator | None = None, *, masks: None = None, **changes: Unpack[Changes]
+    images_BCHW: Tensor,
+    generator: torch.Generator | None = None,
+    *,
+    masks: None = None,
+    **options: Unpack[AugmentOptions],
 ) -> Tensor: ...
 @overload
 def augment(
-    images_BCHW: Tensor, generator: torch.Generator | None = None, *, masks: Tensor, **changes: Unpack[Changes]
+    images_BCHW: Tensor, generator: torch.Generator | None = None, *, masks: Tensor, **options: Unpack[AugmentOptions]
 ) -> tuple[Tensor, Tensor]: ...
 def augment(
     images_BCHW: Tensor,
@@ -69,69 +73,78 @@ def augment(
     contrast: float = 0.0,
     noise: float = 0.0,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Each image changed a little at random; the same tensor when nothing is asked for.
+    """Change every image a little at random; return the same tensor where no change is given.
 
-    Masks move with their images, by the nearest pixel; where nothing was before they are IGNORED (255). Erasing,
-    lighting and noise leave them alone.
+    Masks move with their images, with nearest-pixel sampling; what enters from outside is IGNORED (255). Erasing,
+    lighting and noise do not change them.
 
-    images_BCHW    (B, C, H, W)  floating point
-    generator      on the device of the images, or else its draws are copied there
-    masks          (B, H, W)     class ids below 255, or IGNORED; uint8 or a wider integer
-    shift          up to so many whole pixels in each direction; exact when no affine jitter is asked for
-    rotate         up to so many degrees either way
-    shear          x moves by up to so many times y
-    scale          each axis grows or shrinks by up to this fraction
-    elastic        pixels move by a smooth random field of this standard deviation, in pixels
-    share          of the images that are rotated, sheared, scaled and bent; the others are only shifted, and stay sharp
-    erase          a rectangle at a random place, its sides up to so many pixels, becomes black
-    crop           side of a random window; 0 for the whole image
-    flip           mirror half of the images left to right
-    flip_vertical  and half of them top to bottom
-    turn           by 0, 90, 180 or 270 degrees, each as likely; for square images
-    brightness     up to so much is added to a whole image, or taken away; what then lies outside [0, 1] is clipped
-    contrast       distances from an image's mean grow or shrink by up to this fraction; clipped, too
-    noise          normal, at each pixel by itself, of up to this standard deviation, another for each image; clipped
-    returns        (B, C, H, W), or (B, C, crop, crop); with masks a pair, (B, H, W) or (B, crop, crop) of the same type
+    Args:
+        images_BCHW: (B, C, H, W) floating point.
+        generator: of the draws; if it is on another device, they are copied to the images.
+        masks: (B, H, W) class ids below 255, or IGNORED; uint8 or a wider integer.
+        shift: up to this many whole pixels in each direction; exact unless the images are also warped.
+        rotate: up to this many degrees either way.
+        shear: x moves by up to this many times y.
+        scale: each axis grows or shrinks by up to this fraction.
+        elastic: pixels move by a smooth random field with this standard deviation, in pixels.
+        share: fraction of the images that are rotated, sheared, scaled and bent; the others are only shifted.
+        erase: a rectangle at a random position, with sides of up to this many pixels, becomes black.
+        crop: side of a random window; 0 for the whole image.
+        flip: mirror half of the images left to right.
+        flip_vertical: mirror half of the images top to bottom.
+        turn: rotate by 0, 90, 180 or 270 degrees, equally likely; for square images.
+        brightness: add up to this much, or subtract it; clipped to [0, 1].
+        contrast: scale the distances from an image's mean by up to this fraction either way; clipped.
+        noise: add normal noise with a random standard deviation per image, up to this; clipped.
+
+    Returns:
+        (B, C, H, W), or (B, C, crop, crop); with masks a pair, (B, H, W) or (B, crop, crop) of the same dtype.
     """
     moves = {"shift": shift, "rotate": rotate, "shear": shear, "scale": scale, "elastic": elastic}
-    looks = {"brightness": brightness, "contrast": contrast, "noise": noise}
-    _check(images_BCHW, **moves, **looks, share=share, erase=erase, crop=crop)
+    lighting = {"brightness": brightness, "contrast": contrast, "noise": noise}
+    _check(images_BCHW, **moves, **lighting, share=share, erase=erase, crop=crop)
     height, width = images_BCHW.shape[2:]
     if turn and not crop and height != width:
         raise UserError(f"augmentation turn: images of {height}×{width} are not square; give a crop, or turn=no")
-    dice = _Dice(images_BCHW, generator)
-    layers = [images_BCHW] if masks is None else [images_BCHW, _raised(masks, images_BCHW)]
+    random = _Random(images_BCHW, generator)
+    layers = [images_BCHW] if masks is None else [images_BCHW, _encode_masks(masks, images_BCHW)]
     if not len(images_BCHW):
-        pass  # the sampler refuses an empty batch; a crop below still gives it its shape
+        pass  # grid_sample refuses an empty batch; the crop below still gives it its shape
     elif rotate or shear or scale or elastic:
-        warped = _warp(layers, dice, shift, rotate, shear, scale, elastic)
-        layers = warped if share == 1 else dice.choose(share, warped, _shift(layers, dice, shift))
+        warped = _warp(layers, random, shift, rotate, shear, scale, elastic)
+        layers = warped if share == 1 else random.choose(share, warped, _shift(layers, random, shift))
     elif shift:
-        layers = _shift(layers, dice, shift)
+        layers = _shift(layers, random, shift)
     if crop and (crop, crop) != (height, width):
-        top_B, left_B = dice.integers(height - crop), dice.integers(width - crop)
+        top_B, left_B = random.integers(height - crop), random.integers(width - crop)
         layers = [_windows(layer, top_B, left_B, crop, crop) for layer in layers]
-    if brightness or contrast:  # of what is seen: after the crop, but an erased rectangle stays black
-        layers[0] = _relight(layers[0], dice, brightness, contrast)
+    if (
+        brightness or contrast
+    ):  # after the crop, for the mean of what is seen; before erasing, so that a rectangle stays black
+        layers[0] = _change_lighting(layers[0], random, brightness, contrast)
     if noise:
-        layers[0] = _disturb(layers[0], dice, noise)
+        layers[0] = _add_noise(layers[0], random, noise)
     if erase and len(images_BCHW):
-        layers[0] = _erase(layers[0], dice, erase)
+        layers[0] = _erase(layers[0], random, erase)
     if flip:
-        layers = dice.choose(0.5, [layer.flip(-1) for layer in layers], layers)
+        layers = random.choose(0.5, [layer.flip(-1) for layer in layers], layers)
     if flip_vertical:
-        layers = dice.choose(0.5, [layer.flip(-2) for layer in layers], layers)
+        layers = random.choose(0.5, [layer.flip(-2) for layer in layers], layers)
     if turn:
-        layers = dice.choose(0.5, [layer.rot90(1, (-2, -1)) for layer in layers], layers)
-        layers = dice.choose(0.5, [layer.flip(-2, -1) for layer in layers], layers)
-    return layers[0] if masks is None else (layers[0], _lowered(layers[1], masks.dtype))
+        layers = random.choose(0.5, [layer.rot90(1, (-2, -1)) for layer in layers], layers)
+        layers = random.choose(0.5, [layer.flip(-2, -1) for layer in layers], layers)
+    return layers[0] if masks is None else (layers[0], _decode_masks(layers[1], masks.dtype))
 
 
 def centre_crop(images: Tensor, crop: int) -> Tensor:
-    """The middle of each image, for testing a model that was trained on random crops.
+    """Cut the middle out of each image, to test a model that was trained on random crops.
 
-    images   (..., H, W)
-    returns  (..., crop, crop); the same tensor for crop 0
+    Args:
+        images: (..., H, W).
+        crop: side of the window; 0 returns the same tensor.
+
+    Returns:
+        (..., crop, crop).
     """
     height, width = images.shape[-2:]
     if not crop or (crop, crop) == (height, width):
@@ -142,82 +155,81 @@ def centre_crop(images: Tensor, crop: int) -> Tensor:
     return images[..., top : top + crop, left : left + crop]
 
 
-class _Dice:
-    """One draw for each image, made where the generator lives and brought to the images."""
+class _Random:
+    """Random draws, one for each image: made on the device of the generator, copied to that of the images."""
 
     def __init__(self, images_BCHW: Tensor, generator: torch.Generator | None) -> None:
         self.batch, self.target, self.generator = len(images_BCHW), images_BCHW.device, generator
         self.source = generator.device if generator is not None else images_BCHW.device
 
     def uniform(self, reach: float) -> Tensor:
-        """(B,) in [-reach, reach)"""
+        """Return (B,) values in [-reach, reach)."""
         unit_B = torch.rand(self.batch, generator=self.generator, device=self.source)
         return ((2 * unit_B - 1) * reach).to(self.target)
 
     def normal(self, *shape: int) -> Tensor:
-        """(B, *shape)"""
+        """Return (B, *shape) standard normal values."""
         return torch.randn(self.batch, *shape, generator=self.generator, device=self.source).to(self.target)
 
-    def choose(self, share: float, some: list[Tensor], others: list[Tensor]) -> list[Tensor]:
-        """Each image, and its mask, from `some` as often as `share` says, else from `others`."""
+    def choose(self, share: float, chosen: list[Tensor], others: list[Tensor]) -> list[Tensor]:
+        """Take each image, and its mask, from `chosen` with probability `share`, else from `others`."""
         chosen_B111 = (self.uniform(1.0) < 2 * share - 1)[:, None, None, None]
-        return [torch.where(chosen_B111, one, other) for one, other in zip(some, others)]
+        return [torch.where(chosen_B111, one, other) for one, other in zip(chosen, others)]
 
     def integers(self, highest: int) -> Tensor:
-        """(B,) in 0..highest"""
+        """Return (B,) integers in 0..highest."""
         drawn_B = torch.randint(highest + 1, (self.batch,), generator=self.generator, device=self.source)
         return drawn_B.to(self.target)
 
 
-def _raised(masks_BHW: Tensor, images_BCHW: Tensor) -> Tensor:
-    """(B, 1, H, W)  ids plus one, and 0 for IGNORED: then what enters a mask is what enters an image."""
+def _encode_masks(masks_BHW: Tensor, images_BCHW: Tensor) -> Tensor:
+    """Return (B, 1, H, W) ids plus one, and 0 for IGNORED: then zeros may enter a mask as they enter an image."""
     batch, _, height, width = images_BCHW.shape
-    if masks_BHW.shape != (batch, height, width) or masks_BHW.dtype not in MASK_TYPES:
+    if masks_BHW.shape != (batch, height, width) or masks_BHW.dtype not in MASK_DTYPES:
         found = f"{masks_BHW.dtype} {tuple(masks_BHW.shape)}"
         raise UserError(f"masks must be uint8 or int64 ({batch}, {height}, {width}) to fit the images, not {found}")
     return (masks_BHW[:, None].short() + 1) % (IGNORED + 1)
 
 
-def _lowered(raised_B1HW: Tensor, dtype: torch.dtype) -> Tensor:
-    """(B, H, W)  the ids again"""
-    return ((raised_B1HW[:, 0] + IGNORED) % (IGNORED + 1)).to(dtype)
+def _decode_masks(encoded_B1HW: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return (B, H, W) the original ids."""
+    return ((encoded_B1HW[:, 0] + IGNORED) % (IGNORED + 1)).to(dtype)
 
 
-def _shift(layers: list[Tensor], dice: _Dice, shift: int) -> list[Tensor]:
-    """Moved by whole pixels, what enters being 0."""
+def _shift(layers: list[Tensor], random: _Random, shift: int) -> list[Tensor]:
+    """Move by whole pixels; zeros enter."""
     height, width = layers[0].shape[2:]
-    top_B, left_B = dice.integers(2 * shift), dice.integers(2 * shift)
+    top_B, left_B = random.integers(2 * shift), random.integers(2 * shift)
     padded = [F.pad(layer, (shift, shift, shift, shift)) for layer in layers]
     return [_windows(layer, top_B, left_B, height, width) for layer in padded]
 
 
 def _windows(images_BCHW: Tensor, top_B: Tensor, left_B: Tensor, height: int, width: int) -> Tensor:
-    """A window of each image at a place of its own, copied pixel by pixel.
-
-    returns  (B, C, height, width)
-    """
+    """Cut a (height, width) window out of each image, at its own position."""
     batch, channels, _, stride = images_BCHW.shape
     rows_BH = top_B[:, None] + torch.arange(height, device=images_BCHW.device)
     columns_BW = left_B[:, None] + torch.arange(width, device=images_BCHW.device)
-    places_B1P = (rows_BH[:, :, None] * stride + columns_BW[:, None, :]).view(batch, 1, height * width)
-    pixels_BCP = images_BCHW.flatten(2).gather(2, places_B1P.expand(-1, channels, -1))
+    positions_B1P = (rows_BH[:, :, None] * stride + columns_BW[:, None, :]).view(batch, 1, height * width)
+    pixels_BCP = images_BCHW.flatten(2).gather(2, positions_B1P.expand(-1, channels, -1))
     return pixels_BCP.view(batch, channels, height, width)
 
 
 def _warp(
-    layers: list[Tensor], dice: _Dice, shift: int, rotate: float, shear: float, scale: float, elastic: float
+    layers: list[Tensor], random: _Random, shift: int, rotate: float, shear: float, scale: float, elastic: float
 ) -> list[Tensor]:
-    """Scale, then shear, then rotate about the centre, then shift, then bend: one bicubic resampling of all.
+    """Scale, shear, rotate about the centre, shift and bend, with one bicubic resampling.
 
-    Bilinear would leave every image softer than those that the model is tested on. Where cubic curves overshoot, they
-    are cut off at the darkest and the brightest of the image. A mask gets the nearest pixel of the same places.
+    Bilinear sampling would blur the images, and those that the model is tested on are sharp. Cubic overshoot is clamped
+    to the range of the image. A mask takes the nearest pixel at the same positions.
     """
     images_BCHW, *masks = layers
-    dtype = torch.promote_types(images_BCHW.dtype, torch.float32)  # half precision cannot name a pixel of a large image
-    inverse_B23 = _affine(images_BCHW, dice, shift, rotate, shear, scale).to(dtype)
+    dtype = torch.promote_types(
+        images_BCHW.dtype, torch.float32
+    )  # half precision cannot address a pixel of a large image
+    inverse_B23 = _affine(images_BCHW, random, shift, rotate, shear, scale).to(dtype)
     grid_BHW2 = F.affine_grid(inverse_B23, list(images_BCHW.shape), align_corners=False)
     if elastic:
-        grid_BHW2 = grid_BHW2 + _field(images_BCHW, dice, elastic).to(dtype)
+        grid_BHW2 = grid_BHW2 + _elastic_field(images_BCHW, random, elastic).to(dtype)
     images = images_BCHW.to(dtype)
     moved = F.grid_sample(images, grid_BHW2, mode="bicubic", padding_mode="zeros", align_corners=False)
     low, high = torch.aminmax(images.flatten(1), dim=1)  # and 0, which enters from outside
@@ -231,13 +243,13 @@ def _nearest(mask_B1HW: Tensor, grid_BHW2: Tensor) -> Tensor:
     return moved.to(mask_B1HW.dtype)
 
 
-def _affine(images_BCHW: Tensor, dice: _Dice, shift: int, rotate: float, shear: float, scale: float) -> Tensor:
-    """(B, 2, 3), from a place in the result to its origin, in units of half the image, as the sampler wants it."""
+def _affine(images_BCHW: Tensor, random: _Random, shift: int, rotate: float, shear: float, scale: float) -> Tensor:
+    """Return (B, 2, 3) maps from output to input positions, in units of half the image as grid_sample takes them."""
     height, width = images_BCHW.shape[2:]
-    angle_B = dice.uniform(math.radians(rotate))
-    shear_B = dice.uniform(shear)
-    grow_x_B, grow_y_B = 1 + dice.uniform(scale), 1 + dice.uniform(scale)
-    move_x_B, move_y_B = dice.integers(2 * shift) - shift, dice.integers(2 * shift) - shift
+    angle_B = random.uniform(math.radians(rotate))
+    shear_B = random.uniform(shear)
+    grow_x_B, grow_y_B = 1 + random.uniform(scale), 1 + random.uniform(scale)
+    move_x_B, move_y_B = random.integers(2 * shift) - shift, random.integers(2 * shift) - shift
     cos_B, sin_B = angle_B.cos(), angle_B.sin()
     xx_B, xy_B = (cos_B + shear_B * sin_B) / grow_x_B, (sin_B - shear_B * cos_B) / grow_x_B
     yx_B, yy_B = -sin_B / grow_y_B, cos_B / grow_y_B
@@ -247,54 +259,54 @@ def _affine(images_BCHW: Tensor, dice: _Dice, shift: int, rotate: float, shear: 
     return torch.stack([across_B, down_B], dim=1)
 
 
-def _field(images_BCHW: Tensor, dice: _Dice, elastic: float) -> Tensor:
-    """(B, H, W, 2) in units of half the image: normal draws about every BEND pixels, cubic curves between them."""
+def _elastic_field(images_BCHW: Tensor, random: _Random, elastic: float) -> Tensor:
+    """Return (B, H, W, 2) shifts in units of half the image: normal draws on a coarse grid, cubic in between."""
     height, width = images_BCHW.shape[2:]
-    knots = (max(2, round(height / BEND)) + 1, max(2, round(width / BEND)) + 1)
-    bends_B2HW = F.interpolate(dice.normal(2, *knots), (height, width), mode="bicubic", align_corners=True)
+    knots = (max(2, round(height / KNOT_SPACING_PIXELS)) + 1, max(2, round(width / KNOT_SPACING_PIXELS)) + 1)
+    bends_B2HW = F.interpolate(random.normal(2, *knots), (height, width), mode="bicubic", align_corners=True)
     x_BHW, y_BHW = (bends_B2HW * elastic).unbind(1)
     return torch.stack([x_BHW * (2 / width), y_BHW * (2 / height)], dim=-1)
 
 
-def _relight(images_BCHW: Tensor, dice: _Dice, brightness: float, contrast: float) -> Tensor:
-    """All channels of an image alike; its mean is that of all of them."""
+def _change_lighting(images_BCHW: Tensor, random: _Random, brightness: float, contrast: float) -> Tensor:
+    """Change brightness and contrast, by the same amounts in all channels of an image."""
     values = images_BCHW.to(torch.promote_types(images_BCHW.dtype, torch.float32))
     mean_B111 = values.mean((1, 2, 3), keepdim=True)
-    add_B111 = dice.uniform(brightness)[:, None, None, None]
-    factor_B111 = 1 + dice.uniform(contrast)[:, None, None, None]
+    add_B111 = random.uniform(brightness)[:, None, None, None]
+    factor_B111 = 1 + random.uniform(contrast)[:, None, None, None]
     lit = mean_B111 + (values - mean_B111) * factor_B111 + add_B111
     return lit.clamp(0, 1).to(images_BCHW.dtype)
 
 
-def _disturb(images_BCHW: Tensor, dice: _Dice, noise: float) -> Tensor:
-    strength_B111 = dice.uniform(noise).abs()[:, None, None, None]
-    noisy = images_BCHW + strength_B111 * dice.normal(*images_BCHW.shape[1:])
+def _add_noise(images_BCHW: Tensor, random: _Random, noise: float) -> Tensor:
+    strength_B111 = random.uniform(noise).abs()[:, None, None, None]
+    noisy = images_BCHW + strength_B111 * random.normal(*images_BCHW.shape[1:])
     return noisy.clamp(0, 1).to(images_BCHW.dtype)
 
 
-def _erase(images_BCHW: Tensor, dice: _Dice, erase: int) -> Tensor:
+def _erase(images_BCHW: Tensor, random: _Random, erase: int) -> Tensor:
     height, width = images_BCHW.shape[2:]
-    rows_BH, columns_BW = (_between(dice, erase, side, images_BCHW.device) for side in (height, width))
+    rows_BH, columns_BW = (_random_span(random, erase, side, images_BCHW.device) for side in (height, width))
     return images_BCHW.masked_fill((rows_BH[:, :, None] & columns_BW[:, None, :])[:, None], 0)
 
 
-def _between(dice: _Dice, longest: int, side: int, device: torch.device) -> Tensor:
-    """(B, side): whether a pixel lies in a stretch of 0 to `longest` pixels, which begins anywhere."""
-    place = torch.arange(side, device=device)
-    start_B, length_B = dice.integers(side - 1), dice.integers(longest)
-    return (place >= start_B[:, None]) & (place < (start_B + length_B)[:, None])
+def _random_span(random: _Random, longest: int, side: int, device: torch.device) -> Tensor:
+    """Return (B, side) masks of a span of 0 to `longest` pixels at a random position."""
+    position = torch.arange(side, device=device)
+    start_B, length_B = random.integers(side - 1), random.integers(longest)
+    return (position >= start_B[:, None]) & (position < (start_B + length_B)[:, None])
 
 
-def _check(images_BCHW: Tensor, **asked: float) -> None:
-    for name, amount in asked.items():
+def _check(images_BCHW: Tensor, **amounts: float) -> None:
+    for name, amount in amounts.items():
         if amount < 0:
             raise UserError(f"augmentation {name}={amount}: give 0 or more")
-    if asked["scale"] >= 1:
-        raise UserError(f"augmentation scale={asked['scale']}: 0.1 is 10 % either way, so it must stay below 1")
-    if asked["share"] > 1:
-        raise UserError(f"augmentation share={asked['share']}: 0.5 is every second image, so it must not exceed 1")
-    if asked["contrast"] > 1:
-        raise UserError(f"augmentation contrast={asked['contrast']}: 0.5 is 50 % either way, so it must not exceed 1")
+    if amounts["scale"] >= 1:
+        raise UserError(f"augmentation scale={amounts['scale']}: 0.1 is 10 % either way, so it must stay below 1")
+    if amounts["share"] > 1:
+        raise UserError(f"augmentation share={amounts['share']}: 0.5 is every second image, so it must not exceed 1")
+    if amounts["contrast"] > 1:
+        raise UserError(f"augmentation contrast={amounts['contrast']}: 0.5 is 50 % either way, so it must not exceed 1")
     height, width = images_BCHW.shape[2:]
-    if asked["crop"] > min(height, width):
-        raise UserError(f"augmentation crop={asked['crop']} does not fit into images of {height}×{width}")
+    if amounts["crop"] > min(height, width):
+        raise UserError(f"augmentation crop={amounts['crop']} does not fit into images of {height}×{width}")

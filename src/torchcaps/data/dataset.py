@@ -1,4 +1,4 @@
-"""Labelled images in memory: the one value that every source of data returns."""
+"""Labelled images in memory, and their splits: what every source of data returns."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from torchcaps.errors import UserError
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Images with their targets, always in memory.
+    """Images with their targets, in memory.
 
-    images       (N, C, H, W)  uint8, or float32 in [0, 1] where a caller's arrays have more than 8 bits
-    targets      (N,)          class ids, or (N, J) multi-hot float32 when an image may carry several labels
-    class_names  J names
-    files        N paths, where the images came from files
-    labels_each  how many labels every image carries, where that is known: the answer is then that many classes
+    Args:
+        images: (N, C, H, W) uint8, or float32 in [0, 1] where the source has more than 8 bits.
+        targets: (N,) int64 class ids, or (N, J) float32 multi-hot where an image may have several labels.
+        class_names: J names.
+        files: N paths, if the images came from files.
+        labels_each: the number of labels of every image, if known; a model then predicts that many classes.
     """
 
     images: Tensor
@@ -56,6 +57,7 @@ class Dataset:
 
     @property
     def num_classes(self) -> int:
+        """J."""
         return len(self.class_names)
 
     tasks = ("classification",)  # what can be learned from it
@@ -63,35 +65,44 @@ class Dataset:
 
     @property
     def multi_label(self) -> bool:
+        """Whether targets are multi-hot."""
         return self.targets.ndim == 2
 
     def subset(self, indices: Tensor) -> Dataset:
-        """The images at these positions, in this order.
-
-        indices  (M,)
-        """
+        """Return the images at the positions `indices` (M,), in that order."""
         files = None if self.files is None else tuple(self.files[i] for i in indices.tolist())
         return replace(self, images=self.images[indices], targets=self.targets[indices], files=files)
 
     def class_counts(self) -> Tensor:
-        """How many images carry each label: (J,)."""
+        """Count the images with each label: (J,) int64."""
         return count_classes(self.targets, self.num_classes)
 
     def content(self) -> Iterator[memoryview]:
-        """All that a fingerprint must see."""
+        """Yield the bytes that a fingerprint covers."""
         for tensor in (self.images, self.targets):
             yield tensor.contiguous().numpy().data
 
     def checksum(self) -> str:
-        """A text that changes with any image or target."""
+        """Return a hash of the images and targets."""
         digest = hashlib.blake2b(digest_size=16)
-        for piece in self.content():
-            digest.update(piece)
+        for part in self.content():
+            digest.update(part)
         return digest.hexdigest()
 
 
+def class_weights(dataset: Dataset) -> Tensor:
+    """Compute the weight of an image of each class with which all classes count equally.
+
+    Returns:
+        (J,) inverse frequencies with mean 1 over the classes that occur; 0 for the others.
+    """
+    counts = dataset.class_counts().float()
+    inverse = torch.where(counts > 0, 1 / counts.clamp(min=1), 0)
+    return inverse * ((counts > 0).sum() / inverse.sum().clamp(min=torch.finfo(torch.float32).tiny))
+
+
 class Examples(Protocol):
-    """What a run can learn from: images with classes (Dataset), or with masks (SegmentationDataset)."""
+    """The interface of a data set: images with classes (Dataset) or with masks (SegmentationDataset)."""
 
     def __len__(self) -> int: ...
     @property
@@ -109,7 +120,14 @@ Part = TypeVar("Part", bound=Examples)
 
 @dataclass(frozen=True, eq=False)
 class Splits(Generic[Part]):
-    """What a run learns from, what it chooses by, and what it is judged on, once, at the end."""
+    """Training, validation and test data; the test data is evaluated once, at the end of a run.
+
+    Args:
+        train: the training data.
+        validation: the validation data, if any.
+        test: the test data, if any.
+        source: the name of the data source.
+    """
 
     train: Part
     validation: Part | None
@@ -117,33 +135,37 @@ class Splits(Generic[Part]):
     source: str
 
     def fingerprint(self) -> str:
-        """A short text that changes with any image or target, or with the part it is in."""
+        """Return a hash of all images and targets, and of the part they are in."""
         digest = hashlib.blake2b(digest_size=16)
         for part in (self.train, self.validation, self.test):
             digest.update(b"|")
-            for piece in () if part is None else part.content():
-                digest.update(piece)
+            for content in () if part is None else part.content():
+                digest.update(content)
         return digest.hexdigest()
 
 
-MNIST_TEST = "2143997eefd131325cb280268637e9f4"  # checksum of the original test digits
+MNIST_TEST_CHECKSUM = "2143997eefd131325cb280268637e9f4"
 
 
-def frozen(made: Dataset, digits: Dataset, checksum: str, name: str) -> Dataset:
-    """A test set that was made of digits: of those of MNIST it must be the one that all figures are about."""
-    if digits.checksum() == MNIST_TEST and made.checksum() != checksum:
+def verified(made: Dataset, digits: Dataset, checksum: str, name: str) -> Dataset:
+    """Return a test set made of `digits`; if these are MNIST's, it must have the published checksum."""
+    if digits.checksum() == MNIST_TEST_CHECKSUM and made.checksum() != checksum:
         raise UserError(
-            f"the {name} test set comes out different with PyTorch {torch.__version__} on this machine, so its "
-            "figures would not be comparable with others: try another version of PyTorch, and please report this"
+            f"the {name} test set differs with PyTorch {torch.__version__} on this machine, so results would not be "
+            "comparable with others: try another version of PyTorch, and please report this"
         )
     return made
 
 
 def count_classes(targets: Tensor, num_classes: int) -> Tensor:
-    """How many examples carry each label.
+    """Count the examples with each label.
 
-    targets  (N,) class ids or (N, J) multi-hot
-    returns  (J,) int64
+    Args:
+        targets: (N,) class ids or (N, J) multi-hot.
+        num_classes: J.
+
+    Returns:
+        (J,) int64.
     """
     if targets.ndim == 2:
         return targets.sum(dim=0).long()

@@ -1,4 +1,4 @@
-"""Where data sets live on this machine, and how a missing file gets there."""
+"""The folder of data sets on this machine, and the download of missing files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TIMEOUT_SECONDS = 30
 
 @dataclass(frozen=True)
 class Remote:
-    """A published file: its name, its checksum and the addresses (folders) that offer it, best first."""
+    """A published file: its name, its checksum and the URLs of folders that have it, best first."""
 
     name: str
     md5: str
@@ -62,7 +62,7 @@ REMOTES: dict[str, tuple[Remote, ...]] = {
 
 
 def dataset_folder(name: str) -> Path:
-    """Where the files of this data set are kept: $TORCHCAPS_DATA/<name>, or the user's cache folder."""
+    """Return the folder of a data set: $TORCHCAPS_DATA/<name>, or one in the user's cache folder."""
     if chosen := os.environ.get("TORCHCAPS_DATA"):
         return Path(chosen).expanduser() / name
     import platformdirs
@@ -71,7 +71,7 @@ def dataset_folder(name: str) -> Path:
 
 
 def fetch(remote: Remote, folder: Path) -> Path:
-    """Download a file into the folder, from the first mirror that delivers what the checksum says."""
+    """Download a file into the folder, from the first mirror that delivers the right checksum."""
     import pooch
 
     _make_writable(folder)
@@ -101,7 +101,7 @@ def fetch(remote: Remote, folder: Path) -> Path:
 def _make_writable(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        # os.access is no answer on Windows or network drives, so try
+        # os.access is not reliable on Windows and network drives, so try
         probe = folder / f".write-test-{os.getpid()}"
         probe.touch()
         probe.unlink()
@@ -113,5 +113,5 @@ def _make_writable(folder: Path) -> None:
 
 
 def _brief(error: Exception) -> str:
-    """The kind of failure and its first line: connection errors carry pages of nested text."""
+    """Return the type and first line of an error: connection errors have pages of nested text."""
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:120]}"

@@ -1,4 +1,4 @@
-"""Any folder of images as a data set: mixed sizes, modes and formats, decoded once into memory."""
+"""Folders of images as data sets: files of any size, mode and format, decoded once into memory."""
 
 from __future__ import annotations
 
@@ -13,25 +13,28 @@ from torch import Tensor
 from torchcaps.data.dataset import Dataset, Splits
 from torchcaps.data.images import decode
 from torchcaps.data.listing import Listing, list_folder
-from torchcaps.data.split import HoldOut, divide
+from torchcaps.data.split import SplitOptions, split_dataset
 from torchcaps.errors import UnreadableImage, UserError
 
 DEFAULT_SIZE = (32, 32)
-BLOCK = 128  # files a thread decodes at a time
+CHUNK_FILES = 128  # decoded by a thread at a time
 
 
-def load_folder(path: Path, size: tuple[int, int] | None, channels: int | None, plan: HoldOut) -> Splits:
-    """The images of a folder or CSV file; what it has no folder for is held out from training.
+def load_folder(path: Path, size: tuple[int, int] | None, channels: int | None, options: SplitOptions) -> Splits:
+    """Read the images of a folder or CSV file; parts that it does not have are held out from training.
 
-    size      (H, W) of every image, 32×32 unless given
-    channels  1, 3, or None for 1 where every file is grey and 3 otherwise
+    Args:
+        path: the folder or CSV file.
+        size: (H, W) of every image; by default 32×32.
+        channels: 1, 3, or None for 1 where every file is grey and 3 otherwise.
+        options: of the split.
     """
     parts = list_folder(path)
     train, validation, test = parts["train"], parts.get("validation"), parts.get("test")
-    if validation is not None and plan.validation == 0:
-        train, validation = train.joined(validation), None  # a final refit learns from all but the test images
-    # the split comes before the decoding, so that a limit saves time; the decoding is one, so that channels agree
-    train, validation, test = divide(train, validation, test, plan)
+    if validation is not None and options.validation == 0:
+        train, validation = train.joined(validation), None  # for a final fit on all but the test images
+    # split first, so that a limit saves time; decode all parts together, so that their channels agree
+    train, validation, test = split_dataset(train, validation, test, options)
     parts_in_order = [part for part in (train, validation, test) if part is not None]
     images = decode_files([path for part in parts_in_order for path in part.paths], size or DEFAULT_SIZE, channels)
     blocks = iter(images.split([len(part.paths) for part in parts_in_order]))
@@ -44,10 +47,7 @@ def load_folder(path: Path, size: tuple[int, int] | None, channels: int | None, 
 
 
 def decode_files(paths: list[Path], size: tuple[int, int], channels: int | None) -> Tensor:
-    """All the files at one size, or one error that names every file that cannot be read.
-
-    returns  (N, C, H, W)  uint8
-    """
+    """Decode files at one size to (N, C, H, W) uint8; one error names all files that cannot be read."""
     try:
         images = np.empty((len(paths), channels or 3, *size), dtype=np.uint8)
     except MemoryError as error:
@@ -58,7 +58,7 @@ def decode_files(paths: list[Path], size: tuple[int, int], channels: int | None)
 
     def decode_block(start: int) -> list[UnreadableImage]:
         unreadable = []
-        for i in range(start, min(start + BLOCK, len(paths))):
+        for i in range(start, min(start + CHUNK_FILES, len(paths))):
             try:
                 pixels = decode(paths[i], size, channels)
             except UnreadableImage as error:
@@ -68,9 +68,9 @@ def decode_files(paths: list[Path], size: tuple[int, int], channels: int | None)
             grey[i] = len(pixels) == 1
         return unreadable
 
-    # threads, since the decoders release the lock
+    # threads, since the decoders release the GIL
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        unreadable = [error for block in pool.map(decode_block, range(0, len(paths), BLOCK)) for error in block]
+        unreadable = [error for block in pool.map(decode_block, range(0, len(paths), CHUNK_FILES)) for error in block]
     if unreadable:
         raise UserError(_describe(unreadable, len(paths)))
     if channels is None and grey.all():

@@ -1,4 +1,4 @@
-"""Images with their masks, read from a folder."""
+"""Folders of images with masks."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from torchcaps.data.dataset import Splits
-from torchcaps.data.images import check_channels, decode, opened_image, set_channels
-from torchcaps.data.listing import IMAGE_SUFFIXES, SPLIT_NAMES, entries
-from torchcaps.data.segmentation import SegmentationDataset, some, split_segmentation
+from torchcaps.data.images import check_channels, decode, opened_image, set_channels, sixteen_to_eight_bits
+from torchcaps.data.listing import IMAGE_SUFFIXES, SPLIT_NAMES, abbreviate, entries
+from torchcaps.data.segmentation import SegmentationDataset, split_segmentation
 from torchcaps.errors import UnreadableImage, UserError
 from torchcaps.io.npy import read_npy
 from torchcaps.losses import IGNORED
@@ -27,14 +27,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("torchcaps")
 
-ARRAY = ".npy"
+ARRAY_SUFFIX = ".npy"
 TWO_CLASSES = ("background", "foreground")
-MAX_CLASS_ID = 2**31  # of masks in floating point, which have numbers that no integer holds
-MAX_INFERRED_CLASSES = (
-    32  # class ids taken for such without num_classes: many more are the greys of a mask that was smoothed
-)
+MAX_CLASS_ID = 2**31  # of floating-point masks, whose values may not fit an integer
+MAX_INFERRED_CLASSES = 32  # without num_classes; more values than this are the greys of a smoothed mask
 LAYOUT = (
-    "put the images into FOLDER/images and their masks, by the same names, into FOLDER/masks; "
+    "put the images into FOLDER/images and their masks, with the same names, into FOLDER/masks; "
     "or two such folders into each of FOLDER/train, FOLDER/test and, if you like, FOLDER/val"
 )
 
@@ -50,26 +48,33 @@ def load_mask_folder(
     seed: int = 0,
     limit: int | None = None,
 ) -> Splits[SegmentationDataset]:
-    """A folder of images and masks, to train on, to choose by and to test with.
+    """Read a folder of images and masks, split into training, validation and test data.
 
-    Where the folder has train, test or val (validation, valid) in it, each with images and masks, these are the parts;
-    what is missing is held out from training. With validation=0 a val folder is trained on, too.
+    If the folder has train, test or val (validation, valid) folders, each with images and masks, these are the parts,
+    and missing parts are held out from training. With validation=0 a val folder is used for training too.
 
-    positive, channels, num_classes  as for `read_mask_folder`
-    validation, test, seed, limit    as for `split_segmentation`
+    Args:
+        folder: the folder.
+        positive: as for `read_mask_folder`.
+        channels: as for `read_mask_folder`.
+        num_classes: as for `read_mask_folder`.
+        validation: as for `split_segmentation`.
+        test: as for `split_segmentation`.
+        seed: as for `split_segmentation`.
+        limit: as for `split_segmentation`.
     """
     parts = _list_parts(Path(folder).expanduser())
-    # all at once: what a value of a mask means must be the same in every part
-    every = _read([files for part in parts.values() for files in part], positive, channels, num_classes)
-    blocks = torch.arange(len(every)).split([len(part) for part in parts.values()])
+    # read together: the values of masks must mean the same in every part
+    data = _read([files for part in parts.values() for files in part], positive, channels, num_classes)
+    blocks = torch.arange(len(data)).split([len(part) for part in parts.values()])
     rows = dict(zip(parts, blocks))
     if validation == 0 and "validation" in rows:
         rows["train"] = torch.cat([rows["train"], rows.pop("validation")])
     if "test" in rows and not isinstance(test, (int, float)):
-        raise UserError(f"test={test}: {folder} has a test folder of its own; leave test out")
-    own = {part: every.subset(rows[part]) for part in ("validation", "test") if part in rows}
+        raise UserError(f"test={test}: {folder} has a test folder; omit test")
+    own = {part: data.subset(rows[part]) for part in ("validation", "test") if part in rows}
     train, held_out, tested = split_segmentation(
-        every.subset(rows["train"]),
+        data.subset(rows["train"]),
         0 if "validation" in own else validation,
         0 if "test" in own else test,
         seed,
@@ -79,22 +84,26 @@ def load_mask_folder(
 
 
 def is_mask_folder(folder: Path) -> bool:
-    """Whether a folder is meant as one of images with masks."""
+    """Return whether a folder has the layout of images with masks."""
     parts = [folder, *(path for path in entries(folder) if path.name.lower() in SPLIT_NAMES)] if folder.is_dir() else []
     return any((part / "images").is_dir() and (part / "masks").is_dir() for part in parts)
 
 
 def read_picture(path: Path, channels: int) -> Tensor:
-    """One image file as `read_mask_folder` reads it, in its own size: (C, H, W) uint8."""
+    """Read one image file as `read_mask_folder` does, at its own size: (C, H, W) uint8."""
     pixels = _read_image(path)
     white = 255 if pixels.dtype != np.uint8 and pixels.max() > 1 else 1
     return set_channels(_as_tensor(pixels, white)[None], channels)[0]
 
 
 def read_label(path: Path, num_classes: int, positive: int | None = None) -> Tensor:
-    """One mask file as (H, W) uint8 class ids, by the meaning that its values have to a model.
+    """Read one mask file as (H, W) uint8 class ids of a model.
 
-    positive  the value that is class 1, all others being 0; else values are ids, or of two classes 0 and 255 alone
+    Args:
+        path: the file.
+        num_classes: J of the model.
+        positive: the value that means class 1, all others meaning 0; by default values are class ids, or, with two
+            classes, 0 and 255.
     """
     values = _read_mask(path)
     found = set(np.unique(values).tolist())
@@ -103,15 +112,15 @@ def read_label(path: Path, num_classes: int, positive: int | None = None) -> Ten
     if positive is not None:
         if len(found) > 2:
             raise UserError(
-                f"{path} has the values {some(map(str, sorted(found)))}: to this model masks have two, of which "
-                f"{positive} is the class"
+                f"{path} has the values {abbreviate(map(str, sorted(found)))}: masks of this model have two "
+                f"values, of which {positive} is the class"
             )
         return torch.from_numpy((values == positive).astype(np.uint8))
     if stray := found - {*range(num_classes), IGNORED}:
         two = ", or 0 and 255 alone" if num_classes == 2 else ""
         raise UserError(
-            f"{path} has the values {some(map(str, sorted(found)))}, {len(stray)} of which mean nothing to this model: "
-            f"class ids are 0 to {num_classes - 1}{two}"
+            f"{path} has the values {abbreviate(map(str, sorted(found)))}, {len(stray)} of which are no class of this "
+            f"model: class ids are 0 to {num_classes - 1}{two}"
         )
     return torch.from_numpy(values.astype(np.uint8))
 
@@ -123,65 +132,71 @@ def read_mask_folder(
     channels: int | None = None,
     num_classes: int | None = None,
 ) -> SegmentationDataset:
-    """The images in FOLDER/images with the masks in FOLDER/masks that have their names, in the order of these.
+    """Read the images in FOLDER/images and the masks with the same names in FOLDER/masks, sorted by name.
 
-    Images are png, jpg, tif, npy and what else `torchcaps.data.load_image` reads, and keep their size. Those with 16
-    bits are scaled by the range of that type: 65535 becomes 255. An npy file holds (H, W), (H, W, C) or (C, H, W):
-    uint8, uint16, or floats in [0, 1] or [0, 255], by the same range in all files.
+    Images are npy files or any format of `torchcaps.data.load_image`, and keep their size. 16-bit images are scaled so
+    that 65535 becomes 255. An npy file holds (H, W), (H, W, C) or (C, H, W): uint8, uint16, or floats, in [0, 1] in all
+    files or in [0, 255].
 
-    Masks are of one channel, or of several that are alike, and not JPEG. Their values are class ids 0, 1, 2, …, with
-    255 for pixels to ignore; or 0 and 255 alone, which become 0 and 1.
+    Masks have one channel, or several that are equal, and are not JPEG. Their values are class ids 0, 1, 2, …, and 255
+    for pixels to ignore; or only 0 and 255, which become 0 and 1.
 
-    positive     the value that becomes class 1, all others becoming 0
-    channels     1, 3, or None for 1 where every file is grey and 3 otherwise
-    num_classes  where not every id need occur; a class that no mask shows is logged, and in its `absent`
+    Args:
+        folder: the folder.
+        positive: the value that becomes class 1, all others becoming 0.
+        channels: 1, 3, or None for 1 where every file is grey and 3 otherwise.
+        num_classes: J, if not every class occurs in a mask; absent classes are logged.
     """
     return _read(_list_pairs(Path(folder).expanduser()), positive, channels, num_classes)
 
 
-class _Files(NamedTuple):
+class _Pair(NamedTuple):
     name: str
     image: Path
     mask: Path
 
 
-def _list_parts(root: Path) -> dict[str, list[_Files]]:
-    """The files of each part: "train", and "validation" and "test" where the folder has them."""
+def _list_parts(root: Path) -> dict[str, list[_Pair]]:
+    """List the files of each part: "train", and "validation" and "test" where the folder has them."""
     folders = sorted(entries(root)) if root.is_dir() else []
     inside = [path for path in folders if path.name.lower() in SPLIT_NAMES and (path / "images").is_dir()]
     if not inside:
         return {"train": _list_pairs(root)}
     if (root / "images").is_dir():
-        raise UserError(f"{root} has both images and {some(path.name for path in inside)} in it: {LAYOUT}")
-    parts: dict[str, list[_Files]] = {}
+        raise UserError(f"{root} has both images and {abbreviate(path.name for path in inside)}: {LAYOUT}")
+    parts: dict[str, list[_Pair]] = {}
     for path in inside:
         part = SPLIT_NAMES[path.name.lower()]
         if part in parts:
             raise UserError(f"{root} has several folders for {part} images: keep one of them")
         parts[part] = _list_pairs(path)
     if "train" not in parts:
-        raise UserError(f"{root} has {some(path.name for path in inside)} but no train folder: {LAYOUT}")
+        raise UserError(f"{root} has {abbreviate(path.name for path in inside)} but no train folder: {LAYOUT}")
     return parts
 
 
-def _list_pairs(root: Path) -> list[_Files]:
+def _list_pairs(root: Path) -> list[_Pair]:
     for folder in (root, root / "images", root / "masks"):
         if not folder.is_dir():
             raise UserError(f"there is no folder {folder}: {LAYOUT}")
     images, masks = _by_name(root / "images"), _by_name(root / "masks")
     if not images:
         raise UserError(f"there are no images in {root / 'images'}: {LAYOUT}")
-    if lonely := sorted(images.keys() - masks.keys()):
-        raise UserError(f"{root / 'masks'} has no mask for {some(lonely)}: name each like its image, or remove these")
-    if lonely := sorted(masks.keys() - images.keys()):
-        raise UserError(f"{root / 'images'} has no image for the masks {some(lonely)}: add them, or remove the masks")
-    return [_Files(name, images[name], masks[name]) for name in sorted(images)]
+    if unpaired := sorted(images.keys() - masks.keys()):
+        raise UserError(
+            f"{root / 'masks'} has no mask for {abbreviate(unpaired)}: name each like its image, or remove these"
+        )
+    if unpaired := sorted(masks.keys() - images.keys()):
+        raise UserError(
+            f"{root / 'images'} has no image for the masks {abbreviate(unpaired)}: add them, or remove the masks"
+        )
+    return [_Pair(name, images[name], masks[name]) for name in sorted(images)]
 
 
 def _by_name(folder: Path) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for path in sorted(entries(folder)):
-        if path.name.startswith(".") or path.suffix.lower() not in {*IMAGE_SUFFIXES, ARRAY}:
+        if path.name.startswith(".") or path.suffix.lower() not in {*IMAGE_SUFFIXES, ARRAY_SUFFIX}:
             continue
         if path.stem in found:
             raise UserError(f"{folder} has both {found[path.stem].name} and {path.name}: keep one of them")
@@ -190,14 +205,14 @@ def _by_name(folder: Path) -> dict[str, Path]:
 
 
 def _read(
-    files: list[_Files], positive: int | None, channels: int | None, num_classes: int | None
+    files: list[_Pair], positive: int | None, channels: int | None, num_classes: int | None
 ) -> SegmentationDataset:
     check_channels(channels)
     if num_classes is not None and not 2 <= num_classes <= IGNORED:
-        raise UserError(f"num_classes={num_classes}: give 2 to {IGNORED}, the background among them")
+        raise UserError(f"num_classes={num_classes}: give 2 to {IGNORED}, including the background")
     if positive is not None and num_classes not in (None, 2):
-        raise UserError(f"positive={positive} makes two classes: leave num_classes={num_classes} out")
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:  # the decoders release the lock
+        raise UserError(f"positive={positive} makes two classes: omit num_classes={num_classes}")
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:  # the decoders release the GIL
         pairs = list(pool.map(_read_pair, files))
     pixels, values = [image for image, _ in pairs], [mask for _, mask in pairs]
     floats = [image for image in pixels if image.dtype != np.uint8]
@@ -208,11 +223,11 @@ def _read(
     masks, class_names = _class_ids(values, files, positive, num_classes)
     segments = SegmentationDataset(images, masks, class_names, tuple(each.name for each in files))
     if segments.absent:
-        log.warning("no mask shows the class %s", some(map(repr, segments.absent)))
+        log.warning("no mask shows the class %s", abbreviate(map(repr, segments.absent)))
     return segments
 
 
-def _read_pair(files: _Files) -> tuple[np.ndarray, np.ndarray]:
+def _read_pair(files: _Pair) -> tuple[np.ndarray, np.ndarray]:
     image = _read_image(files.image)
     mask = _read_mask(files.mask)
     if image.shape[1:] != mask.shape:
@@ -222,8 +237,8 @@ def _read_pair(files: _Files) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _read_image(path: Path) -> np.ndarray:
-    """(1 or 3, H, W)  uint8, or floating point where the file is"""
-    if path.suffix.lower() != ARRAY:
+    """Read (1 or 3, H, W) uint8, or floating point as in the file."""
+    if path.suffix.lower() != ARRAY_SUFFIX:
         with _opened(path) as picture:
             size = picture.height, picture.width
         return decode(path, size, None)
@@ -237,7 +252,7 @@ def _read_image(path: Path) -> np.ndarray:
     if pixels.dtype == np.uint8:
         return pixels
     if pixels.dtype == np.uint16:
-        return ((pixels.astype(np.int64) + 128) // 257).astype(np.uint8)  # 65535 / 257 = 255, rounded to the nearest
+        return sixteen_to_eight_bits(pixels)
     if pixels.dtype.kind != "f":
         raise UnreadableImage(path, f"{pixels.dtype} has no known range; save it as uint8, uint16 or floats in [0, 1]")
     if not (np.isfinite(pixels).all() and pixels.min() >= 0 and pixels.max() <= 255):
@@ -246,32 +261,29 @@ def _read_image(path: Path) -> np.ndarray:
 
 
 def _as_tensor(pixels_CHW: np.ndarray, white: int) -> Tensor:
-    """(C, H, W)  uint8
-
-    white  the brightest that a floating-point pixel can be
-    """
+    """Convert to (C, H, W) uint8; `white` is the largest possible floating-point value."""
     if pixels_CHW.dtype != np.uint8:
         pixels_CHW = (pixels_CHW.astype(np.float64) * (255 / white)).round().astype(np.uint8)
-    return torch.from_numpy(np.array(pixels_CHW, order="C"))  # a copy: what PIL gives cannot be written to
+    return torch.from_numpy(np.array(pixels_CHW, order="C"))  # a copy: Pillow's arrays are read-only
 
 
 def _read_mask(path: Path) -> np.ndarray:
-    """(H, W)  whole numbers, as the file has them: of a palette the indices, which are what such masks mean"""
-    if path.suffix.lower() == ARRAY:
+    """Read (H, W) integers as stored; for a palette these are the indices."""
+    if path.suffix.lower() == ARRAY_SUFFIX:
         values = read_npy(path)
         if values.ndim == 3 and 1 in (len(values), values.shape[-1]):
             values = values[0] if len(values) == 1 else values[..., 0]
     else:
         with _opened(path) as picture:
             if picture.format in ("JPEG", "MPO", "WEBP") or picture.info.get("compression") == "jpeg":
-                raise ValueError("a compressed photograph, whose values are not exact; save the masks again as PNG")
+                raise ValueError("lossy compression changes the values of a mask; save the masks as PNG")
             values = _one_channel(np.asarray(picture), transparent=picture.mode.endswith("A"))
     if values.ndim != 2:
         raise UnreadableImage(path, f"a mask is (H, W), not the shape {values.shape}")
     if values.dtype.kind == "f" and np.abs(values).max() < MAX_CLASS_ID and np.array_equal(values, values.round()):
         values = values.astype(np.int64)
     if values.dtype.kind not in "bui":
-        raise UnreadableImage(path, "a mask has a whole number for each pixel, the id of its class")
+        raise UnreadableImage(path, "a mask has an integer for each pixel, its class id")
     return values.astype(np.uint8) if values.dtype.kind == "b" else values
 
 
@@ -281,33 +293,33 @@ def _one_channel(values: np.ndarray, transparent: bool) -> np.ndarray:
     if transparent and (values[..., -1] == 255).all():
         values = values[..., :-1]
     if (values != values[..., :1]).any():
-        raise ValueError("in colour, or transparent; save the masks with one channel, the id of a pixel's class")
+        raise ValueError("in colour, or transparent; save the masks with one channel of class ids")
     return values[..., 0]
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Image.Image]:
-    """The picture, upright and not yet decoded."""
+    """Open an image file upright."""
     from PIL import ImageOps
 
     with opened_image(path) as picture:
         if picture.format == "TIFF" and (pages := getattr(picture, "n_frames", 1)) > 1:
-            raise ValueError(f"{pages} images in one file; save each in a file of its own")
+            raise ValueError(f"{pages} images in one file; save each in its own file")
         ImageOps.exif_transpose(picture, in_place=True)
         yield picture
 
 
 def _class_ids(
-    masks: list[np.ndarray], files: list[_Files], positive: int | None, num_classes: int | None
+    masks: list[np.ndarray], files: list[_Pair], positive: int | None, num_classes: int | None
 ) -> tuple[list[Tensor], tuple[str, ...]]:
-    """Masks of class ids, and what the classes are called."""
+    """Convert mask values to class ids; return the masks and the class names."""
     found = [set(np.unique(mask).tolist()) for mask in masks]
     values = set[int]().union(*found)
     if positive is None and IGNORED in values and values <= {0, IGNORED} and num_classes in (None, 2):
         positive = IGNORED
     if positive is not None:
         if positive not in values:
-            raise UserError(f"positive={positive}: no mask has this value, only {some(map(str, sorted(values)))}")
+            raise UserError(f"positive={positive}: no mask has this value, only {abbreviate(map(str, sorted(values)))}")
         return [torch.from_numpy((mask == positive).astype(np.uint8)) for mask in masks], TWO_CLASSES
     ids = values - {IGNORED}
     count = num_classes or max(2, next(n for n in range(len(ids) + 1) if n not in ids))
@@ -316,8 +328,9 @@ def _class_ids(
         path, has = next((each.mask, has) for each, has in zip(files, found) if has & stray)
         known = "0, 1, 2, … without a gap" if num_classes is None else f"0 to {num_classes - 1}"
         raise UserError(
-            f"{path} has the values {some(map(str, sorted(has)))}, but class ids are {known}, and 255 is ignored: "
-            f"choose the value of the positive class, as in --set data.positive={max(has)}, or give num_classes"
+            f"{path} has the values {abbreviate(map(str, sorted(has)))}, but class ids are {known}, and 255 is "
+            "ignored: choose the value of the positive class, as in "
+            f"--set data.positive={max(has)}, or give num_classes"
         )
     names = TWO_CLASSES if count == 2 else tuple(map(str, range(count)))
     return [torch.from_numpy(mask.astype(np.uint8)) for mask in masks], names

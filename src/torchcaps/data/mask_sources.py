@@ -1,4 +1,4 @@
-"""Images with masks by name: drawn, or read from a folder."""
+"""Named sources of images with masks: drawn, or read from a folder."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from torchcaps.data.mask_folder import LAYOUT, load_mask_folder
 from torchcaps.data.segmentation import SegmentationDataset, split_segmentation
 from torchcaps.errors import UserError
 
-AXONS, AXON_SIZE = 400, 64  # images to train on and choose by, and the side of each
+AXONS, AXON_SIZE = 400, 64  # images for training and validation, and the side of each
 TEST_AXONS, TEST_SEED = 100, 20190619
 
 
 @dataclass(frozen=True)
-class MaskPlan:
-    """What is asked of a source of images with masks; see `load_data`."""
+class MaskOptions:
+    """Options of a source of images with masks; see `load_data`."""
 
     path: Path | None = None
     size: tuple[int, int] | None = None
@@ -33,50 +33,56 @@ class MaskPlan:
     limit: int | None = None
 
 
-def _axons(plan: MaskPlan) -> Splits[SegmentationDataset]:
-    """Drawn fibres with boutons, 64×64; the test images are others than those to train on."""
-    if plan.path is not None or plan.positive is not None or plan.num_classes is not None or isinstance(plan.test, str):
-        raise UserError("axons are drawn: leave path, positive, num_classes and names of test images out")
-    side, width = plan.size or (AXON_SIZE, AXON_SIZE)
+def _axons(options: MaskOptions) -> Splits[SegmentationDataset]:
+    """Draw fibres with boutons, 64×64; the test images have their own seed."""
+    if (
+        options.path is not None
+        or options.positive is not None
+        or options.num_classes is not None
+        or isinstance(options.test, str)
+    ):
+        raise UserError("axons are drawn: omit path, positive, num_classes and names of test images")
+    side, width = options.size or (AXON_SIZE, AXON_SIZE)
     if side != width:
         raise UserError(f"image_size={side}×{width}: axons are drawn as squares, give one number")
     drawn = (draw_axons(AXONS, side), draw_axons(TEST_AXONS, side, TEST_SEED))
     first, test = (
-        replace(each, images=[set_channels(image[None], plan.channels)[0] for image in each.images]) for each in drawn
+        replace(each, images=[set_channels(image[None], options.channels)[0] for image in each.images])
+        for each in drawn
     )
-    train, validation, _ = split_segmentation(first, plan.validation, 0, plan.seed, plan.limit)
+    train, validation, _ = split_segmentation(first, options.validation, 0, options.seed, options.limit)
     return Splits(train, validation, test, "axons")
 
 
-def _pairs(plan: MaskPlan) -> Splits[SegmentationDataset]:
-    if plan.path is None:
+def _pairs(options: MaskOptions) -> Splits[SegmentationDataset]:
+    if options.path is None:
         raise UserError(f"source='pairs' needs path= (or --data FOLDER): {LAYOUT}")
-    if plan.size is not None:
-        raise UserError("image_size: images with masks keep their size; augment.crop is what a network sees of them")
+    if options.size is not None:
+        raise UserError("image_size: images with masks keep their size; set augment.crop to train on windows")
     return load_mask_folder(
-        plan.path,
-        positive=plan.positive,
-        channels=plan.channels,
-        num_classes=plan.num_classes,
-        validation=plan.validation,
-        test=plan.test,
-        seed=plan.seed,
-        limit=plan.limit,
+        options.path,
+        positive=options.positive,
+        channels=options.channels,
+        num_classes=options.num_classes,
+        validation=options.validation,
+        test=options.test,
+        seed=options.seed,
+        limit=options.limit,
     )
 
 
-def _isbi2012(plan: MaskPlan) -> Splits[SegmentationDataset]:
-    """The 30 labelled slices of the ISBI 2012 challenge, which are not free to download: pairs in the data folder."""
-    folder = plan.path or dataset_folder("isbi2012")
+def _isbi2012(options: MaskOptions) -> Splits[SegmentationDataset]:
+    """Read the 30 labelled slices of the ISBI 2012 challenge from the data folder; downloading needs a registration."""
+    folder = options.path or dataset_folder("isbi2012")
     if not folder.is_dir():
         raise UserError(
             f"there is no folder {folder}: register at the ISBI 2012 challenge, save its labelled slices as 00.png to "
             f"29.png in images and masks there, or give another folder with --data"
         )
-    return replace(_pairs(replace(plan, path=folder)), source="isbi2012")
+    return replace(_pairs(replace(options, path=folder)), source="isbi2012")
 
 
-MASK_SOURCES: dict[str, Callable[[MaskPlan], Splits[SegmentationDataset]]] = {
+MASK_SOURCES: dict[str, Callable[[MaskOptions], Splits[SegmentationDataset]]] = {
     "axons": _axons,
     "pairs": _pairs,
     "isbi2012": _isbi2012,

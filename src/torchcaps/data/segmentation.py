@@ -1,28 +1,30 @@
-"""Images with their masks in memory, and how they are split: by whole images."""
+"""Images with masks in memory: splits by whole images, windows and tiles."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from torchcaps.data.split import HoldOut, divide
+from torchcaps.data.listing import abbreviate
+from torchcaps.data.split import SplitOptions, split_dataset
 from torchcaps.errors import UserError
 from torchcaps.losses import IGNORED
 
-MAX_WINDOW_PIXELS = 256  # side of a window where none is given: larger ones cost much memory and teach little more
+MAX_WINDOW_PIXELS = 256  # default side of a window: larger ones cost much memory for little gain
 
 
 @dataclass(frozen=True, eq=False)
 class SegmentationDataset:
-    """Images with their masks, each pair of a size of its own.
+    """Images with masks; each pair has its own size.
 
-    images       N of (C, H, W)  uint8, all with as many channels
-    masks        N of (H, W)     uint8 class ids; IGNORED (255) where nothing is known
-    class_names  J names
-    names        N, of the files without their endings
+    Args:
+        images: N of (C, H, W) uint8; C is the same for all.
+        masks: N of (H, W) uint8 class ids; IGNORED (255) where the class is unknown.
+        class_names: J names.
+        names: N names of the images, for files without their suffix.
     """
 
     tasks = ("segmentation", "synthesis")  # what can be learned from it
@@ -43,8 +45,10 @@ class SegmentationDataset:
                 fits = f"uint8 {tuple(image.shape[1:])}"
                 raise UserError(f"the mask of {name} must be {fits}; it is {mask.dtype} {tuple(mask.shape)}")
             if len(image) != self.channels:
-                raise UserError(f"all images must have {self.channels} channels, as the first; {name} has {len(image)}")
-            if stray := _pixels_of(mask)[self.num_classes : IGNORED].nonzero().flatten().tolist():
+                raise UserError(
+                    f"all images must have {self.channels} channels, like the first; {name} has {len(image)}"
+                )
+            if stray := _value_counts(mask)[self.num_classes : IGNORED].nonzero().flatten().tolist():
                 found, last = self.num_classes + stray[0], self.num_classes - 1
                 raise UserError(f"the mask of {name} has the class id {found}; class ids must lie in 0..{last}")
 
@@ -53,35 +57,36 @@ class SegmentationDataset:
 
     @property
     def num_classes(self) -> int:
+        """J."""
         return len(self.class_names)
 
     @property
     def channels(self) -> int:
-        """Of every image; 1 where there is none."""
+        """C; 1 if there are no images."""
         return len(self.images[0]) if self.images else 1
 
     @property
     def absent(self) -> tuple[str, ...]:
-        """The classes that no mask shows."""
+        """The classes that occur in no mask."""
         return tuple(name for name, pixels in zip(self.class_names, self.class_counts().tolist()) if not pixels)
 
     def window(self, crop: int = 0) -> int:
-        """The side of what is seen of an image at a time: `crop`, or if that is 0 the usual side of these images."""
+        """Return the side of a training window: `crop`, or by default the median shorter side, at most 256."""
         shorter = sorted(min(mask.shape) for mask in self.masks)
         return crop or min(shorter[len(shorter) // 2], MAX_WINDOW_PIXELS)
 
     def windows(self, crop: int) -> Tensor:
-        """(M,)  the image of each window of an epoch: of every image as many as it has room for, at least one."""
+        """Return (M,) the image of each window in an epoch; a larger image has more windows."""
         counts = [max(1, round(mask.numel() / crop**2)) for mask in self.masks]
         return torch.arange(len(self)).repeat_interleave(torch.tensor(counts, dtype=torch.long))
 
     def class_counts(self) -> Tensor:
-        """How many pixels are of each class: (J,)."""
+        """Count the pixels of each class: (J,) int64."""
         none = torch.zeros(IGNORED + 1, dtype=torch.long)
-        return sum((_pixels_of(mask) for mask in self.masks), none)[: self.num_classes]
+        return sum((_value_counts(mask) for mask in self.masks), none)[: self.num_classes]
 
     def brightness(self) -> tuple[list[float], list[float]]:
-        """Mean and standard deviation of each channel, over all pixels of all images; white is 1."""
+        """Compute the mean and standard deviation of each channel over all pixels; white is 1."""
         count = sum(image[0].numel() for image in self.images)
         first, second = torch.zeros(2, self.channels, dtype=torch.float64)
         for image in self.images:
@@ -93,56 +98,93 @@ class SegmentationDataset:
         return mean.tolist(), deviation.tolist()
 
     def subset(self, indices: Tensor) -> SegmentationDataset:
-        """The pairs at these positions, in this order.
-
-        indices  (M,)
-        """
-        places = indices.tolist()
-        images, masks = [self.images[i] for i in places], [self.masks[i] for i in places]
-        return replace(self, images=images, masks=masks, names=tuple(self.names[i] for i in places))
+        """Return the pairs at the positions `indices` (M,), in that order."""
+        positions = indices.tolist()
+        images, masks = [self.images[i] for i in positions], [self.masks[i] for i in positions]
+        return replace(self, images=images, masks=masks, names=tuple(self.names[i] for i in positions))
 
     def content(self) -> Iterator[memoryview | bytes]:
-        """All that a fingerprint must see."""
+        """Yield the bytes that a fingerprint covers."""
         for tensor in (*self.images, *self.masks):
             yield f"{tuple(tensor.shape)}".encode()
             yield tensor.contiguous().numpy().data
 
 
 def split_segmentation(
-    segments: SegmentationDataset,
+    dataset: SegmentationDataset,
     validation: float = 0.1,
     test: float | str | Sequence[str] = 0.2,
     seed: int = 0,
     limit: int | None = None,
 ) -> tuple[SegmentationDataset, SegmentationDataset | None, SegmentationDataset | None]:
-    """(train, validation, test), by whole images; None for a part that is not asked for.
+    """Split a data set by whole images.
 
-    validation  a fraction below 1, or a number of images; 0 for none
-    test        the same, and then it does not change with the seed; or "last:6" for the last six by name; or names,
-                in a list or with commas between them
-    limit       at most so many to train on; the larger ones hold the smaller ones
+    Args:
+        dataset: the images and masks.
+        validation: a fraction below 1, or a number of images; 0 for none.
+        test: the same; or "last:6" for the last six by name; or names, in a list or separated by commas.
+        seed: of the validation images; the test images do not depend on it.
+        limit: the most images to train on; a larger limit includes the images of a smaller one.
+
+    Returns:
+        Training, validation and test data; None for a part of size 0.
     """
     if isinstance(test, (int, float)):
-        amount, named_N = test, torch.zeros(len(segments), dtype=torch.bool)
+        amount, named_N = test, torch.zeros(len(dataset), dtype=torch.bool)
     else:
-        amount, named_N = 0, _named(segments.names, test)
-    plan = HoldOut(validation, amount, seed, limit)
+        amount, named_N = 0, _named(dataset.names, test)
+    options = SplitOptions(validation, amount, seed, limit)
     rest, named = (_Rows(chosen_N.nonzero().flatten()) for chosen_N in (~named_N, named_N))
-    needed = 1 + (plan.validation > 0) + (plan.test > 0)
+    needed = 1 + (options.validation > 0) + (options.test > 0)
     if len(rest.rows) < needed:
-        left = f"{len(segments)} images" if not len(named.rows) else f"the {len(rest.rows)} images not named for test"
+        left = f"{len(dataset)} images" if not len(named.rows) else f"the {len(rest.rows)} images not named for test"
         raise UserError(f"{left} are too few for a split into {needed}: add some, or set validation or test to 0")
-    train, held_out, tested = divide(rest, None, named if len(named.rows) else None, plan)
+    train, held_out, tested = split_dataset(rest, None, named if len(named.rows) else None, options)
     return (
-        segments.subset(train.rows),
-        None if held_out is None else segments.subset(held_out.rows),
-        None if tested is None else segments.subset(tested.rows),
+        dataset.subset(train.rows),
+        None if held_out is None else dataset.subset(held_out.rows),
+        None if tested is None else dataset.subset(tested.rows),
     )
+
+
+def tiles(dataset: SegmentationDataset, height: int, width: int) -> SegmentationDataset:
+    """Cut every image into as many adjacent windows as fit, centred; pad a smaller image by reflection."""
+    images, masks, names = [], [], []
+    for name, image, mask in zip(dataset.names, dataset.images, dataset.masks):
+        larger, known = pad_by_reflection(image, mask, (height, width), 0)
+        down, across = known.shape[0] // height, known.shape[1] // width
+        top, left = (known.shape[0] - down * height) // 2, (known.shape[1] - across * width) // 2
+        for number in range(down * across):
+            y, x = top + number // across * height, left + number % across * width
+            images.append(larger[:, y : y + height, x : x + width])
+            masks.append(known[y : y + height, x : x + width])
+            names.append(name if down * across == 1 else f"{name}-{number}")
+    return SegmentationDataset(images, masks, dataset.class_names, tuple(names))
+
+
+def pad_by_reflection(
+    image_CHW: Tensor, mask_HW: Tensor, min_size: tuple[int, int], border: int
+) -> tuple[Tensor, Tensor]:
+    """Pad an image by reflection and its mask with IGNORED: to at least `min_size`, and by `border` on every side."""
+    height, width = mask_HW.shape
+    rows, top = _reflected(height, min_size[0], border)
+    columns, left = _reflected(width, min_size[1], border)
+    larger = mask_HW.new_full((len(rows), len(columns)), IGNORED)
+    larger[top : top + height, left : left + width] = mask_HW
+    return image_CHW[:, rows[:, None], columns], larger
+
+
+def _reflected(length: int, min_length: int, border: int) -> tuple[Tensor, int]:
+    """Return the source position of each padded position, and where the original begins."""
+    before = max(min_length - length, 0) // 2 + border
+    period = max(2 * (length - 1), 1)
+    steps = (torch.arange(max(min_length, length) + 2 * border) - before) % period
+    return torch.minimum(steps, period - steps), before
 
 
 @dataclass(frozen=True, eq=False)
 class _Rows:
-    """Positions of pairs, all of one class: what `divide` can split."""
+    """Positions of pairs, all of one class, as `split_dataset` takes them."""
 
     rows: Tensor
     class_names: tuple[str, ...] = ("pair",)
@@ -156,7 +198,7 @@ class _Rows:
 
 
 def _named(names: tuple[str, ...], test: str | Sequence[str]) -> Tensor:
-    """(N,)  which of these are asked for"""
+    """Return (N,) whether each name is in `test`."""
     if isinstance(test, str) and test.startswith("last:"):
         count = test.removeprefix("last:")
         if not count.isdecimal() or not 0 < int(count) <= len(names):
@@ -165,17 +207,11 @@ def _named(names: tuple[str, ...], test: str | Sequence[str]) -> Tensor:
     else:
         wanted = {name.strip() for name in test.split(",")} if isinstance(test, str) else set(test)
         if unknown := sorted(wanted - set(names)):
-            known = f"they are called {some(names)}"
-            raise UserError(f"test: no image is called {some(unknown)}; {known}. Or give a fraction, or last:6")
+            known = f"they are called {abbreviate(names)}"
+            raise UserError(f"test: no image is called {abbreviate(unknown)}; {known}. Or give a fraction, or last:6")
     return torch.tensor([name in wanted for name in names])
 
 
-def _pixels_of(mask_HW: Tensor) -> Tensor:
-    """(256,)  how many pixels have each value"""
+def _value_counts(mask_HW: Tensor) -> Tensor:
+    """Return (256,) the number of pixels with each value."""
     return torch.bincount(mask_HW.flatten(), minlength=IGNORED + 1)
-
-
-def some(names: Iterable[str]) -> str:
-    """The first five, and how many more there are."""
-    names = list(names)
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

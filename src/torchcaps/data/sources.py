@@ -1,4 +1,4 @@
-"""Data sets by name: where their images come from, and how they are split."""
+"""Named data sets: where their images come from, and how they are split."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from torchcaps.data.folder import load_folder
 from torchcaps.data.formats.idx import read_idx_pair
 from torchcaps.data.images import check_channels, check_size, resize_images, set_channels
 from torchcaps.data.mask_folder import is_mask_folder
-from torchcaps.data.mask_sources import MASK_SOURCES, MaskPlan
-from torchcaps.data.split import HoldOut, divide
+from torchcaps.data.mask_sources import MASK_SOURCES, MaskOptions
+from torchcaps.data.split import SplitOptions, split_dataset
 from torchcaps.errors import UserError, did_you_mean
 
 Size = tuple[int, int] | None
@@ -46,40 +46,42 @@ def load_data(
     positive: int | None = None,
     num_classes: int | None = None,
 ) -> Splits[Any]:
-    """Training, validation and test images: a Dataset each, or a SegmentationDataset where images have masks.
+    """Load training, validation and test data: a Dataset each, or a SegmentationDataset where images have masks.
 
-    source      a name in SOURCES, or in MASK_SOURCES for images with masks
-    path        the folder (or CSV file) of "folder", the folder of "pairs"; for the others, where their files are, when
-                not in the data folder
-    image_size  pixels a side or (H, W); None keeps the size of the source (an image folder: 32)
-    channels    1 or 3; None keeps those of the source
-    validation  fraction (below 1) or number of images held out from training; 0 for none
-    test        the same for sources without a test set of their own; does not change with split_seed. With masks also
-                names of images, with commas between them, or "last:6" for the last six by name
-    limit       at most so many training images, for a quick run
-    per_class   exactly so many training images of each class
-    positive    of masks: the value that is the class looked for, all others being background
-    num_classes of masks: where not every class id need occur
+    Args:
+        source: a name in SOURCES, or in MASK_SOURCES for images with masks.
+        path: the folder (or CSV file) of "folder", or the folder of "pairs"; for other sources, the folder of their
+            files, if that is not the data folder.
+        image_size: pixels a side, or (H, W); None keeps the size of the source (an image folder: 32).
+        channels: 1 or 3; None keeps those of the source.
+        validation: fraction (below 1) or number of images held out from training; 0 for none.
+        test: the same, for sources without a test set. With masks also names of images, separated by commas, or
+            "last:6" for the last six by name.
+        split_seed: of the validation images; the test images do not depend on it.
+        limit: the most training images to keep, for a quick run.
+        per_class: the number of training images to keep of each class.
+        positive: the value of masks that is class 1, all others being background.
+        num_classes: the number of classes of masks, if not every class occurs.
     """
     known = [*SOURCES, *MASK_SOURCES]
     if source not in known:
-        hint = "for a folder of images say source='folder' and path=" if Path(source).exists() else ""
+        hint = "for a folder of images use source='folder' and path=" if Path(source).exists() else ""
         raise UserError(f"unknown data source {source!r}: {hint or did_you_mean(source, known)}")
-    size, place = check_size(image_size), None if path is None else Path(path).expanduser()
+    size, folder = check_size(image_size), None if path is None else Path(path).expanduser()
     check_channels(channels)
     if source in MASK_SOURCES:
         if per_class is not None:
-            raise UserError("per_class: an image with a mask is of no one class; use limit")
-        plan = MaskPlan(place, size, channels, positive, num_classes, validation, test, split_seed, limit)
-        return MASK_SOURCES[source](plan)
+            raise UserError("per_class: an image with a mask has no single class; use limit")
+        options = MaskOptions(folder, size, channels, positive, num_classes, validation, test, split_seed, limit)
+        return MASK_SOURCES[source](options)
     if positive is not None or num_classes is not None or isinstance(test, str):
         raise UserError(f"positive, num_classes and names of test images are for images with masks, not for {source}")
-    return SOURCES[source](place, size, channels, HoldOut(validation, test, split_seed, limit, per_class))
+    return SOURCES[source](folder, size, channels, SplitOptions(validation, test, split_seed, limit, per_class))
 
 
 def named_data(text: str) -> tuple[str, str | None]:
-    """What a user means by --data: (source, path) of a folder of images, with masks or without, or of a CSV file, or of
-    a data set by its name."""
+    """Return the (source, path) that `--data TEXT` stands for: a folder of images or of pairs, a CSV file, or
+    the name of a data set."""
     if Path(text).exists():
         return "pairs" if is_mask_folder(Path(text)) else "folder", str(Path(text).resolve())
     if text in {*SOURCES, *MASK_SOURCES} - {"folder", "pairs"}:
@@ -87,101 +89,103 @@ def named_data(text: str) -> tuple[str, str | None]:
     raise UserError(f"--data {text}: there is no such folder, and no data set of that name; see `torchcaps list`")
 
 
-def _digits(path: Path | None, size: Size, channels: int | None, plan: HoldOut) -> Splits:
-    """scikit-learn's 1,797 handwritten digits, 8×8."""
+def _digits(path: Path | None, size: Size, channels: int | None, options: SplitOptions) -> Splits:
+    """Load the 1,797 handwritten digits of scikit-learn, 8×8."""
     if path is not None:
-        raise UserError("the digits are embedded and have no path: for a folder of images say source='folder'")
+        raise UserError(
+            "the digits come with scikit-learn and have no path: for a folder of images use source='folder'"
+        )
     from sklearn.datasets import load_digits
 
     found = load_digits()
-    pixels = torch.from_numpy(found.images) * (255 / 16)  # they come as counts from 0 to 16
+    pixels = torch.from_numpy(found.images) * (255 / 16)  # counts from 0 to 16
     data = Dataset(pixels.round().to(torch.uint8)[:, None], torch.from_numpy(found.target).long(), DIGIT_NAMES)
-    return _prepare("digits", data, None, size, channels, plan)
+    return _prepare("digits", data, None, size, channels, options)
 
 
-def _mnist(path: Path | None, size: Size, channels: int | None, plan: HoldOut) -> Splits:
-    return _mnist_family("mnist", DIGIT_NAMES, path, size, channels, plan)
+def _mnist(path: Path | None, size: Size, channels: int | None, options: SplitOptions) -> Splits:
+    return _mnist_family("mnist", DIGIT_NAMES, path, size, channels, options)
 
 
-def _fashion_mnist(path: Path | None, size: Size, channels: int | None, plan: HoldOut) -> Splits:
-    return _mnist_family("fashion-mnist", FASHION_NAMES, path, size, channels, plan)
+def _fashion_mnist(path: Path | None, size: Size, channels: int | None, options: SplitOptions) -> Splits:
+    return _mnist_family("fashion-mnist", FASHION_NAMES, path, size, channels, options)
 
 
 def _mnist_family(
-    name: str, class_names: tuple[str, ...], path: Path | None, size: Size, channels: int | None, plan: HoldOut
+    name: str, class_names: tuple[str, ...], path: Path | None, size: Size, channels: int | None, options: SplitOptions
 ) -> Splits:
     files = [_find_idx(path, remote.name) for remote in REMOTES[name]] if path else _idx_files(name)
     train_images, train_labels, test_images, test_labels = files
     train = read_idx_pair(train_images, train_labels, class_names)
     test = read_idx_pair(test_images, test_labels, class_names)
-    return _prepare(name, train, test, size, channels, plan)
+    return _prepare(name, train, test, size, channels, options)
 
 
-def _multimnist(path: Path | None, size: Size, channels: int | None, plan: HoldOut) -> Splits:
-    """Two overlapping MNIST digits of different classes, 36×36."""
-    return multimnist_splits(_mnist(path, _unpadded(size, 2 * MARGIN), channels, plan))
+def _multimnist(path: Path | None, size: Size, channels: int | None, options: SplitOptions) -> Splits:
+    """Load two overlapping MNIST digits of different classes, 36×36."""
+    return multimnist_splits(_mnist(path, _unpadded(size, 2 * MARGIN), channels, options))
 
 
-def _multimnist_shift6(path: Path | None, size: Size, channels: int | None, plan: HoldOut) -> Splits:
-    """The same, moved by up to 6 pixels instead of 4, as in the authors' code."""
-    return multimnist_splits(_mnist(path, _unpadded(size, 2 * MARGIN), channels, plan), shift=6)
+def _multimnist_shift6(path: Path | None, size: Size, channels: int | None, options: SplitOptions) -> Splits:
+    """Load the same, shifted by up to 6 pixels instead of 4, as in the authors' code."""
+    return multimnist_splits(_mnist(path, _unpadded(size, 2 * MARGIN), channels, options), shift=6)
 
 
 def _unpadded(size: Size, padding: int) -> Size:
-    """The size of a digit when an image of this size is asked for."""
+    """Return the size of a digit in an image of this size."""
     if size is not None and min(size) <= padding:
         raise UserError(f"image_size={size[0]}×{size[1]} leaves no room for a digit: give more than {padding}")
     return None if size is None else (size[0] - padding, size[1] - padding)
 
 
-def _mnist_expanded(path: Path | None, size: Size, channels: int | None, plan: HoldOut) -> Splits:
-    """MNIST in 40×40: centred to train on, each digit at a place of its own to validate and test on."""
-    return _convert(expanded_splits(_mnist(path, None, None, plan)), size, channels)
+def _mnist_expanded(path: Path | None, size: Size, channels: int | None, options: SplitOptions) -> Splits:
+    """Load MNIST in 40×40: centred for training, at random positions for validation and testing."""
+    return _convert(expanded_splits(_mnist(path, None, None, options)), size, channels)
 
 
-def _affnist_like(path: Path | None, size: Size, channels: int | None, plan: HoldOut) -> Splits:
-    """The same to train on; affine transformed digits to test on."""
-    return _convert(affnist_like_splits(_mnist(path, None, None, plan)), size, channels)
+def _affnist_like(path: Path | None, size: Size, channels: int | None, options: SplitOptions) -> Splits:
+    """Load the same for training; affine transformed digits for testing."""
+    return _convert(affnist_like_splits(_mnist(path, None, None, options)), size, channels)
 
 
-def _affnist(path: Path | None, size: Size, channels: int | None, plan: HoldOut) -> Splits:
-    """The same to train on; the original affNIST file to test on: path is its test.mat, or the folder of it."""
-    mnist = _mnist(None, None, None, plan)
+def _affnist(path: Path | None, size: Size, channels: int | None, options: SplitOptions) -> Splits:
+    """Load the same for training; the original affNIST for testing, from `path`, its test.mat or the folder of it."""
+    mnist = _mnist(None, None, None, options)
     return _convert(affnist_splits(mnist, path or dataset_folder("affnist")), size, channels)
 
 
 def _smallnorb(
-    viewpoint: str | None, familiar: bool, path: Path | None, size: Size, channels: int | None, plan: HoldOut
+    viewpoint: str | None, familiar: bool, path: Path | None, size: Size, channels: int | None, options: SplitOptions
 ) -> Splits:
-    """Stereo pairs of toys, 48×48, standardised as in the paper; at any other size straight from the original 96×96.
-    Validation images, if any are asked for, are those of one toy in five."""
+    """Load stereo pairs of toys, 48×48, standardised as in the paper; other sizes are resized from the original 96×96.
+    Validation images, if any, are those of one toy in five."""
     if channels not in (None, 2):
-        raise UserError(f"channels={channels}: smallNORB's two are its two cameras, leave channels out")
+        raise UserError(f"channels={channels}: smallNORB has two, one for each camera; omit channels")
     files = [_find_idx(path, remote.name) for remote in REMOTES["smallnorb"]] if path else _idx_files("smallnorb")
     side = 48 if size in (None, (48, 48)) else SIDE
-    toy = VALIDATION_TOY if plan.validation else None
+    toy = VALIDATION_TOY if options.validation else None
     splits = smallnorb_splits(files, viewpoint, familiar=familiar, size=side, standard=True, toy=toy)
-    train, validation, test = divide(splits.train, splits.validation, splits.test, plan)
+    train, validation, test = split_dataset(splits.train, splits.validation, splits.test, options)
     return _convert(Splits(train, validation, test, splits.source), size, channels)
 
 
-def _cifar10(path: Path | None, size: Size, channels: int | None, plan: HoldOut) -> Splits:
+def _cifar10(path: Path | None, size: Size, channels: int | None, options: SplitOptions) -> Splits:
     root = path or dataset_folder("cifar10")
     (remote,) = REMOTES["cifar10"]
     location = find_cifar10(root)
     if location is None and path is not None:
-        raise UserError(f"{path} holds neither cifar-10-batches-bin nor {remote.name}: check the path, or leave it out")
+        raise UserError(f"{path} holds neither cifar-10-batches-bin nor {remote.name}: check the path, or omit it")
     train, test = read_cifar10(location or fetch(remote, root))
-    return _prepare("cifar10", train, test, size, channels, plan)
+    return _prepare("cifar10", train, test, size, channels, options)
 
 
-def _folder(path: Path | None, size: Size, channels: int | None, plan: HoldOut) -> Splits:
+def _folder(path: Path | None, size: Size, channels: int | None, options: SplitOptions) -> Splits:
     if path is None:
         raise UserError("source='folder' needs path=, the folder of images (or a .csv file)")
-    return load_folder(path, size, channels, plan)
+    return load_folder(path, size, channels, options)
 
 
-SOURCES: dict[str, Callable[[Path | None, Size, int | None, HoldOut], Splits]] = {
+SOURCES: dict[str, Callable[[Path | None, Size, int | None, SplitOptions], Splits]] = {
     "digits": _digits,
     "mnist": _mnist,
     "fashion-mnist": _fashion_mnist,
@@ -201,12 +205,12 @@ SOURCES: dict[str, Callable[[Path | None, Size, int | None, HoldOut], Splits]] =
 
 
 def has_files(name: str) -> bool:
-    """Whether all files of this data set are in the data folder, so that nothing has to be downloaded."""
+    """Return whether all files of this data set are in the data folder."""
     return all(_present(dataset_folder(name), remote.name) for remote in REMOTES[name])
 
 
 def _idx_files(name: str) -> list[Path]:
-    """The four files of a data set in the data folder; those not there yet are downloaded."""
+    """Return the files of a data set in the data folder; download missing ones."""
     folder = dataset_folder(name)
     return [_present(folder, remote.name) or fetch(remote, folder) for remote in REMOTES[name]]
 
@@ -214,21 +218,21 @@ def _idx_files(name: str) -> list[Path]:
 def _find_idx(folder: Path, name: str) -> Path:
     found = _present(folder, name)
     if found is None:
-        raise UserError(f"{folder} does not hold {name} (.gz or not): check the path, or leave it out to download")
+        raise UserError(f"{folder} does not hold {name} (.gz or not): check the path, or omit it to download")
     return found
 
 
 def _present(folder: Path, name: str) -> Path | None:
-    """The file, gzipped or not, also under the spelling with a dot that some copies use."""
+    """Find a file, gzipped or not, also with the dot before idx that some copies have."""
     plain = name.removesuffix(".gz")
     spellings = (name, plain, name.replace("-idx", ".idx"), plain.replace("-idx", ".idx"))
     return next((folder / each for each in spellings if (folder / each).is_file()), None)
 
 
 def _prepare(
-    name: str, train: Dataset, test: Dataset | None, size: Size, channels: int | None, plan: HoldOut
+    name: str, train: Dataset, test: Dataset | None, size: Size, channels: int | None, options: SplitOptions
 ) -> Splits:
-    train, validation, test = divide(train, None, test, plan)
+    train, validation, test = split_dataset(train, None, test, options)
     return _convert(Splits(train, validation, test, name), size, channels)
 
 

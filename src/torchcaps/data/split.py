@@ -1,4 +1,4 @@
-"""Stratified splits that depend on the data and a seed, and on nothing else."""
+"""Stratified splits that depend on the data and a seed alone."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch import Tensor
 from torchcaps.data.dataset import count_classes
 from torchcaps.errors import UserError
 
-# The test images stay the same whatever seed chooses the validation images: a user who tries
-# several split seeds must never train on what an earlier run was tested on.
+# The test images do not depend on the seed of the split: a user who tries several seeds must never train on the test
+# images of an earlier run.
 TEST_SEED = 20171026
 
 
-class Labelled(Protocol):
-    """What can be split: decoded images or a list of files alike."""
+class Splittable(Protocol):
+    """The interface of what can be split: decoded images or lists of files."""
 
     @property
     def targets(self) -> Tensor: ...
@@ -27,12 +27,20 @@ class Labelled(Protocol):
     def subset(self: T, indices: Tensor) -> T: ...
 
 
-T = TypeVar("T", bound=Labelled)
+T = TypeVar("T", bound=Splittable)
 
 
 @dataclass(frozen=True)
-class HoldOut:
-    """How much to keep back: fractions below 1, counts from 1 up, 0 for nothing."""
+class SplitOptions:
+    """How to split a data set.
+
+    Args:
+        validation: images to hold out: a fraction below 1, or a number; 0 for none.
+        test: the same for testing.
+        seed: of the validation images and of the training images kept; the test images do not depend on it.
+        limit: the most training images to keep.
+        per_class: the number of training images to keep of each class; not together with limit.
+    """
 
     validation: float = 0.1
     test: float = 0.2
@@ -50,34 +58,44 @@ class HoldOut:
         if self.limit is not None and self.limit < 1:
             raise UserError(f"limit={self.limit}: give the number of training images to keep, at least 1")
         if self.per_class is not None and (self.per_class < 1 or self.limit is not None):
-            raise UserError(f"per_class={self.per_class}: give at least 1, and no limit beside it")
+            raise UserError(f"per_class={self.per_class}: give at least 1, and omit limit")
 
 
-def divide(train: T, validation: T | None, test: T | None, plan: HoldOut) -> tuple[T, T | None, T | None]:
-    """Hold out what the source did not come with, then keep at most `limit` images, or `per_class` of each class."""
+def split_dataset(
+    train: T, validation: T | None, test: T | None, options: SplitOptions
+) -> tuple[T, T | None, T | None]:
+    """Hold out the parts that are None from the training data, then apply `limit` or `per_class` to the rest.
+
+    Returns:
+        Training, validation and test data; None for a part of size 0.
+    """
     if not len(train.targets):
         raise UserError("there are no training images in this data set")
-    take_test = test is None and plan.test > 0
-    take_validation = validation is None and plan.validation > 0
+    take_test = test is None and options.test > 0
+    take_validation = validation is None and options.validation > 0
     _check_class_sizes(train, 1 + take_test + take_validation)
     if take_test:
-        train, test = _hold_out(train, plan.test, TEST_SEED, "test")
+        train, test = _hold_out(train, options.test, TEST_SEED, "test")
     if take_validation:
-        train, validation = _hold_out(train, plan.validation, plan.seed, "validation")
-    if plan.per_class is not None:
-        train = train.subset(_choose(train, _alike(train, plan.per_class), plan.seed)[0])
-    if plan.limit is not None and plan.limit < len(train.targets):
+        train, validation = _hold_out(train, options.validation, options.seed, "validation")
+    if options.per_class is not None:
+        train = train.subset(_draw(train, _equal_counts(train, options.per_class), options.seed)[0])
+    if options.limit is not None and options.limit < len(train.targets):
         sizes = strata(train.targets, len(train.class_names)).bincount().tolist()
-        least = int(plan.limit >= sum(n > 0 for n in sizes))
-        train = train.subset(_choose(train, apportion(sizes, plan.limit, sizes, least), plan.seed)[0])
+        least = int(options.limit >= sum(n > 0 for n in sizes))
+        train = train.subset(_draw(train, allocate(sizes, options.limit, sizes, least), options.seed)[0])
     return train, validation, test
 
 
 def strata(targets: Tensor, num_classes: int) -> Tensor:
-    """The group within which images are interchangeable for a split: the class, or the rarest of several labels.
+    """Return the stratum of each image: its class, or the rarest of its labels.
 
-    targets  (N,) or (N, J)
-    returns  (N,)  in 0..J; J is "no label at all"
+    Args:
+        targets: (N,) or (N, J).
+        num_classes: J.
+
+    Returns:
+        (N,) in 0..J; J is the stratum of images without a label.
     """
     if targets.ndim == 1:
         return targets
@@ -86,10 +104,14 @@ def strata(targets: Tensor, num_classes: int) -> Tensor:
     return torch.where(targets.any(dim=1), rarest, num_classes)
 
 
-def apportion(sizes: list[int], total: int, most: list[int], least: int) -> list[int]:
-    """How many to take of each stratum: proportional shares, each between `least` and its `most`, `total` in all.
+def allocate(sizes: list[int], total: int, most: list[int], least: int) -> list[int]:
+    """Decide how many images to take from each stratum: proportional shares that add up to `total`.
 
-    Strata with nothing in them give nothing. The caller sees to it that the total can be reached.
+    Args:
+        sizes: images in each stratum.
+        total: images to take in all; the bounds must allow it.
+        most: the most to take from each stratum.
+        least: the least to take from each stratum that is not empty.
     """
     shares = [total * n / max(sum(sizes), 1) for n in sizes]
     floors = [min(least, n) for n in sizes]
@@ -103,17 +125,17 @@ def apportion(sizes: list[int], total: int, most: list[int], least: int) -> list
 
 
 def _hold_out(data: T, amount: float, seed: int, name: str) -> tuple[T, T]:
-    """(what remains, what is held out)"""
+    """Return what remains, and what is held out."""
     sizes = strata(data.targets, len(data.class_names)).bincount().tolist()
-    # One of each class stays for training, and one more for validation if there are three: the choice of test
-    # images must not depend on whether there will be a validation set.
+    # Keep one of each class for training, and another for validation, if there are that many, even if no validation set
+    # follows: the test images must not depend on that.
     kept = 2 if name == "test" else 1
     most = [max(n - kept, 1) if n > 1 else 0 for n in sizes]
     least = 0 if data.targets.ndim == 2 else 1
     if amount < 1:
         total = min(max(round(amount * sum(sizes)), 1), sum(most))
-        shares = apportion(sizes, total, most, 0)
-        taken = [max(share, min(least, top)) for share, top in zip(shares, most)]  # small classes give one all the same
+        shares = allocate(sizes, total, most, 0)
+        taken = [max(share, min(least, top)) for share, top in zip(shares, most)]  # even small classes give one
     else:
         total = int(amount)
         if total > sum(most):
@@ -121,13 +143,13 @@ def _hold_out(data: T, amount: float, seed: int, name: str) -> tuple[T, T]:
                 f"{name}={total} leaves too little of the {sum(sizes)} images to train on: "
                 f"at most {sum(most)} can be held out, or give a fraction such as 0.1"
             )
-        taken = apportion(sizes, total, most, least if total >= sum(n > 0 for n in sizes) else 0)
-    chosen, rest = _choose(data, taken, seed)
+        taken = allocate(sizes, total, most, least if total >= sum(n > 0 for n in sizes) else 0)
+    chosen, rest = _draw(data, taken, seed)
     return data.subset(rest), data.subset(chosen)
 
 
-def _alike(data: Labelled, each: int) -> list[int]:
-    """The same number of every class."""
+def _equal_counts(data: Splittable, each: int) -> list[int]:
+    """Return `each` for every class, if all have that many."""
     sizes = strata(data.targets, len(data.class_names)).bincount(minlength=len(data.class_names)).tolist()
     small = [name for name, size in zip(data.class_names, sizes) if size < each]
     if small:
@@ -135,23 +157,23 @@ def _alike(data: Labelled, each: int) -> list[int]:
     return [each] * len(sizes)
 
 
-def _choose(data: Labelled, taken: list[int], seed: int) -> tuple[Tensor, Tensor]:
-    """(chosen, the others), as positions in ascending order: `taken[j]` at random from stratum j."""
+def _draw(data: Splittable, counts: list[int], seed: int) -> tuple[Tensor, Tensor]:
+    """Draw `counts[j]` images from each stratum j; return the drawn positions and the others, both ascending."""
     generator = torch.Generator().manual_seed(seed)
     groups = strata(data.targets, len(data.class_names))
     chosen = torch.zeros(len(groups), dtype=torch.bool)
-    for stratum, count in enumerate(taken):
+    for stratum, count in enumerate(counts):
         members = (groups == stratum).nonzero().flatten()
         chosen[members[torch.randperm(len(members), generator=generator)[:count]]] = True
     return chosen.nonzero().flatten(), (~chosen).nonzero().flatten()
 
 
-def _check_class_sizes(data: Labelled, needed: int) -> None:
+def _check_class_sizes(data: Splittable, needed: int) -> None:
     counts = count_classes(data.targets, len(data.class_names)).tolist()
     small = [(name, n) for name, n in zip(data.class_names, counts) if 0 < n < needed]
     if small:
         named = ", ".join(f"{name!r} has {n}" for name, n in small[:5])
-        more = f" and {len(small) - 5} more classes are as small" if len(small) > 5 else ""
+        more = f" and {len(small) - 5} more classes have too few" if len(small) > 5 else ""
         raise UserError(
             f"every class needs {needed} images, one for each part of the split, but class {named}{more}: "
             "add images, remove the class, or set validation or test to 0"

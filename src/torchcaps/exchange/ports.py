@@ -14,7 +14,7 @@ from torch import Tensor
 
 from torchcaps.errors import UserError, did_you_mean
 from torchcaps.exchange.foreign import Foreign, Parts
-from torchcaps.io.limits import unpacked
+from torchcaps.io.limits import max_unpacked_bytes
 
 WRAPPERS = ("state_dict", "model_state_dict", "model")  # where a training script may have put the tensors
 
@@ -61,7 +61,7 @@ def _check_unpacked(path: Path) -> None:
     """torch.save packs nothing: a file whose parts become much more than itself is none of its own."""
     with zipfile.ZipFile(path) as packed:
         size = sum(part.file_size for part in packed.infolist())
-    if size > unpacked(path.stat().st_size):
+    if size > max_unpacked_bytes(path.stat().st_size):
         raise UserError(
             f"{path} would unpack to {size:,} bytes, which no weights do: save a state_dict() by torch.save"
         )

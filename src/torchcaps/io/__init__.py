@@ -1,1 +1,1 @@
-"""Files of every kind: limits, whole writes, tensors, YAML and arrays."""
+"""Reading and writing files: size limits, atomic writes, tensors, YAML and arrays."""

@@ -1,4 +1,4 @@
-"""Reading files that nobody vouches for: only regular files, and never more of one than it can plausibly hold."""
+"""Safe reading of untrusted files: regular files only, and never more bytes than a file can plausibly hold."""
 
 from __future__ import annotations
 
@@ -14,18 +14,21 @@ from typing import BinaryIO, Protocol
 from torchcaps.errors import UserError
 
 GZIP_MAGIC = b"\x1f\x8b"
-PIECE = 1 << 24  # bytes read at a time
-SMALL = 1 << 26  # bytes that may come out of any compressed file: deflate packs a blank image a thousandfold
-PACKED = 100  # beyond that, how many times its size a compressed file of images may hold
+CHUNK_BYTES = 1 << 24  # read at a time
+# A compressed file may unpack to the larger of these: one blank image shrinks a thousandfold, a set of images does not.
+MIN_UNPACKED_LIMIT_BYTES = 1 << 26
+MAX_COMPRESSION_RATIO = 100
 MAX_AXES = 8
 
 
 class Readable(Protocol):
+    """A source of bytes."""
+
     def read(self, size: int, /) -> bytes: ...
 
 
 def size_of(path: Path, remedy: str = "check the path") -> int:
-    """Bytes of a regular file: to open a pipe would be to wait for ever, and a device may never end."""
+    """Return the size of a regular file in bytes; opening a pipe would block, and a device may never end."""
     try:
         found = os.stat(path)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
@@ -36,16 +39,21 @@ def size_of(path: Path, remedy: str = "check the path") -> int:
     return found.st_size
 
 
-def unpacked(size: int) -> int:
-    """The most bytes that a compressed file of this size is allowed to become."""
-    return max(SMALL, PACKED * size)
+def max_unpacked_bytes(size: int) -> int:
+    """Return how many bytes a compressed file of this size may unpack to."""
+    return max(MIN_UNPACKED_LIMIT_BYTES, MAX_COMPRESSION_RATIO * size)
 
 
 @contextmanager
-def opened(path: Path, remedy: str) -> Iterator[tuple[BinaryIO, int]]:
-    """The content of a file, gzipped or not, and the most bytes there can be of it; what is damaged is a UserError.
+def open_untrusted(path: Path, remedy: str) -> Iterator[tuple[BinaryIO, int]]:
+    """Open a file, gzipped or not; damage is a UserError.
 
-    remedy  where to get a good one
+    Args:
+        path: the file.
+        remedy: where to get a good copy, for the error message.
+
+    Yields:
+        The unpacked content, and the largest number of bytes it may have.
     """
     size = size_of(path, remedy)
     try:
@@ -56,7 +64,7 @@ def opened(path: Path, remedy: str) -> Iterator[tuple[BinaryIO, int]]:
                 yield raw, size
                 return
             with gzip.GzipFile(fileobj=raw) as file:
-                yield file, unpacked(size)  # type: ignore[misc]
+                yield file, max_unpacked_bytes(size)  # type: ignore[misc]
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise UserError(f"{path} is a damaged gzip file ({error}): delete it and {remedy}") from error
     except OSError as error:
@@ -66,18 +74,40 @@ def opened(path: Path, remedy: str) -> Iterator[tuple[BinaryIO, int]]:
 
 
 def read_up_to(file: Readable, size: int) -> bytearray:
-    """In pieces, so that no more is allocated than is there, and there is never a second copy of it all."""
+    """Read up to `size` bytes in chunks, so that memory grows with what the file really holds."""
     body = bytearray()
-    while piece := file.read(min(PIECE, size - len(body))):
-        body += piece
+    while chunk := file.read(min(CHUNK_BYTES, size - len(body))):
+        body += chunk
+    return body
+
+
+def read_body(
+    file: Readable, path: Path, shape: tuple[int, ...], expected: int, max_bytes: int, remedy: str
+) -> bytearray:
+    """Read the rest of a file, which must have exactly the size that its header gives.
+
+    Args:
+        file: the file, after its header.
+        path: its path, for the error message.
+        shape: the shape in the header.
+        expected: the bytes of an array of that shape.
+        max_bytes: the most that the file can have; nothing is allocated for a header that exceeds it.
+        remedy: what to do about a damaged file, for the error message.
+    """
+    body = read_up_to(file, expected + 1) if expected <= max_bytes else bytearray()
+    if len(body) != expected:
+        held = "more" if len(body) > expected else "less"
+        raise UserError(
+            f"{path} has the wrong length: its header promises {expected:,} bytes {shape} and it holds {held}; {remedy}"
+        )
     return body
 
 
 def size_in_bytes(shape: tuple[int, ...], itemsize: int) -> int | None:
-    """Bytes of an array; None where no array has this shape: with a 0 in it the other sizes may be anything."""
-    spread = itemsize
+    """Return the bytes of an array; None where the shape is not valid, as (0, 2**63) is not."""
+    nonzero = itemsize  # the product without zeros, which would hide an overflow
     total = itemsize
     for side in shape:
-        spread *= max(side, 1)
+        nonzero *= max(side, 1)
         total *= side
-    return total if len(shape) <= MAX_AXES and min(shape, default=1) >= 0 and spread < 2**62 else None
+    return total if len(shape) <= MAX_AXES and min(shape, default=1) >= 0 and nonzero < 2**62 else None

@@ -1,4 +1,4 @@
-"""Arrays in NumPy's own format, of numbers alone; `numpy.load` allocates what a header says before it looks for it."""
+"""A reader of .npy files with numbers; `numpy.load` would allocate whatever size an untrusted header gives."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 
 
 def read_npy(path: Path) -> np.ndarray:
-    """An image or a mask: two or three axes, none of them 0, of the machine's own order of bytes."""
+    """Read an image or a mask: two or three axes, none of size 0, in native byte order."""
     size = size_of(path)
     try:
         with path.open("rb") as file:
@@ -24,10 +24,10 @@ def read_npy(path: Path) -> np.ndarray:
                 raise ValueError(f"{dtype} of shape {shape} is not two or three axes of numbers")
             expected = size_in_bytes(shape, dtype.itemsize)
             if expected != size - file.tell():
-                raise ValueError(f"{expected} bytes are promised, {size - file.tell()} are there")
+                raise ValueError(f"the header gives {expected} bytes, the file has {size - file.tell()}")
             order: Literal["F", "C"] = "F" if by_column else "C"
             array = np.ndarray(shape, dtype, buffer=read_up_to(file, expected), order=order)
     except Exception as error:
-        # The header is Python's own syntax, and a damaged one ends in a KeyError, a TokenError, a RecursionError, ...
-        raise UnreadableImage(path, f"not an array in NumPy's own format ({error})") from error
+        # The header is a Python literal, and a damaged one raises a KeyError, a TokenError, a RecursionError, ...
+        raise UnreadableImage(path, f"not an array in NumPy's .npy format ({error})") from error
     return array.astype(dtype.newbyteorder("="), copy=False)

@@ -1,4 +1,4 @@
-"""YAML without what a recipe has no use for: aliases, tags, dates, keys given twice, numbers beyond 64 bits."""
+"""A strict YAML reader: no aliases, tags, dates, duplicate keys, or numbers beyond 64 bits."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 
 import yaml
 
-MAX_CHARACTERS = 1 << 16  # PyYAML reads about as many in a second
+MAX_CHARACTERS = 1 << 16  # about a second for PyYAML
 MAX_DEPTH = 16
 PLAIN = {f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float", "str", "seq", "map")}
 
 
 class BadYaml(ValueError):
-    """Why a text is not such a value."""
+    """The text is not valid; the message says why."""
 
 
 def read_yaml(text: str) -> Any:
-    """The value of a text: dicts, lists, strings, numbers, true or false, null."""
+    """Parse a text into dicts, lists, strings, finite numbers, booleans and None."""
     if len(text) > MAX_CHARACTERS:
         raise BadYaml(f"it has {len(text):,} characters; at most {MAX_CHARACTERS:,} are read")
     try:
@@ -26,7 +26,7 @@ def read_yaml(text: str) -> Any:
     except BadYaml:
         raise
     except Exception as error:
-        # beside YAMLError, what the values themselves raise: ValueError for a number of 5,000 digits, and others
+        # YAMLError, and what Python raises for a value, as ValueError for a number of 5,000 digits
         raise BadYaml(" ".join(str(error).split())[:200] or type(error).__name__) from error
 
 
@@ -37,7 +37,7 @@ class _Loader(yaml.SafeLoader):
         event = self.peek_event()
         where = f" in line {event.start_mark.line + 1}"
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
-            # a few lines of aliases to aliases are a billion values once they are written out
+            # a few lines of aliases to aliases expand to a billion values
             raise BadYaml(f"there is an anchor or an alias, & or *,{where}: write the value out")
         if self.depth > MAX_DEPTH:
             raise BadYaml(f"it is nested more than {MAX_DEPTH} deep{where}")
@@ -45,11 +45,11 @@ class _Loader(yaml.SafeLoader):
         node = super().compose_node(parent, index)
         self.depth -= 1
         if node is not None and node.tag not in PLAIN:
-            raise BadYaml(f"{node.tag.rpartition(':')[2]!r} is not a kind of value that is known{where}")
+            raise BadYaml(f"{node.tag.rpartition(':')[2]!r} is not a supported type{where}")
         return node
 
     def fetch_flow_collection_start(self, kind: type[yaml.Token]) -> None:
-        # the scanner looks a thousand characters ahead, and takes as many steps again for each open bracket among them
+        # the scanner looks 1,000 characters ahead for each open bracket, which is quadratic in the number of brackets
         if self.flow_level > MAX_DEPTH:
             raise BadYaml(f"it is nested more than {MAX_DEPTH} deep in line {self.line + 1}")
         super().fetch_flow_collection_start(kind)
@@ -77,11 +77,11 @@ class _Loader(yaml.SafeLoader):
     def construct_yaml_str(self, node: yaml.ScalarNode) -> str:
         text = str(super().construct_yaml_str(node))
         if any(0xD800 <= ord(c) < 0xE000 for c in text):
-            raise BadYaml(f"the text in line {node.start_mark.line + 1} has half a character in it")
+            raise BadYaml(f"the text in line {node.start_mark.line + 1} has an unpaired surrogate")
         return text
 
 
-# A date is a text here: without this, 2026-02-30 would be an error of the calendar, and 2026-02-03 no text.
+# Dates stay strings: otherwise 2026-02-30 would be an error, and 2026-02-03 a date object.
 _Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if tag in PLAIN]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()

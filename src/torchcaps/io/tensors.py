@@ -1,13 +1,11 @@
-"""Tensors and text in a .safetensors file, and the JSON in that text: read only as far as they make sense."""
+"""Tensors and metadata in .safetensors files, and the JSON in that metadata; every input is checked."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import stat
 from collections.abc import Iterable
-from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -16,29 +14,32 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from torchcaps.io.atomic import atomic_write
 from torchcaps.io.limits import size_of
 
 Metadata = dict[str, str]
 
-MAX_CHARACTERS = 1 << 22  # of JSON: a hundred thousand names of classes
+MAX_CHARACTERS = 1 << 22  # of JSON: enough for a hundred thousand class names
 MAX_DEPTH = 64
 
 
 class Unreadable(ValueError):
-    """Why a file is not what it should be."""
+    """The content of a file is not valid; the message says why."""
 
 
 class Unavailable(Unreadable):
-    """Why a file could not even be looked at: it may be as it should be."""
+    """A file could not be opened or loaded; its content may be valid."""
 
 
 class TensorFile(NamedTuple):
+    """The content of a .safetensors file."""
+
     metadata: Metadata
     tensors: dict[str, Tensor]
 
 
 def read_tensors(path: Path) -> TensorFile:
-    """All of a file; its own library has checked every size in the header against the file."""
+    """Read a whole file; safetensors checks every size in the header against the file."""
     size_of(path)
     try:
         with open(path, "rb"):
@@ -51,39 +52,41 @@ def read_tensors(path: Path) -> TensorFile:
     except MemoryError as error:
         raise Unavailable("there is too little memory") from error
     except Exception as error:
-        # SafetensorError, or of a type that PyTorch has no name for, an AttributeError
+        # SafetensorError, or an AttributeError for a dtype that PyTorch does not have
         raise Unreadable(str(error) or type(error).__name__) from error
 
 
-def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: Metadata) -> None:
-    """All of a file, with its checksum, on the disk when this returns."""
-    path.touch()
-    usual = stat.S_IMODE(path.stat().st_mode)
-    save_file(tensors, path, {**metadata, "checksum": checksum(tensors, metadata)})
-    path.chmod(usual)  # the library's files are for their owner alone; whoever may read the others may read this one
-    flush(path)
+def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: Metadata, previous: Path | None = None) -> None:
+    """Write tensors, metadata and their checksum atomically; see `atomic_write` for `previous`."""
+    with atomic_write(path, previous) as temporary:
+        temporary.touch()
+        default_mode = stat.S_IMODE(temporary.stat().st_mode)
+        save_file(tensors, temporary, {**metadata, "checksum": checksum(tensors, metadata)})
+        temporary.chmod(default_mode)  # safetensors lets only the owner read its files
 
 
 def read_json(text: str, finite: bool = True) -> Any:
-    """The value of a text, nested no deeper than anything that is saved here.
+    """Parse JSON of limited length and depth.
 
-    finite  whether infinity and what is no number are refused
+    Args:
+        text: the JSON.
+        finite: refuse NaN and infinity.
     """
     if len(text) > MAX_CHARACTERS:
-        raise Unreadable(f"{len(text):,} characters of JSON")
+        raise Unreadable(f"{len(text):,} characters of JSON; at most {MAX_CHARACTERS:,} are read")
     try:
         value = json.loads(text, parse_constant=_refuse if finite else None)
     except (ValueError, RecursionError) as error:
         raise Unreadable(f"not JSON ({error})") from error
-    inside = [value]
+    level = [value]
     for _ in range(MAX_DEPTH):
-        inside = [each for outer in inside for each in _parts(outer)]
-    if inside:
+        level = [child for parent in level for child in _children(parent)]
+    if level:
         raise Unreadable(f"JSON that is nested more than {MAX_DEPTH} deep")
     return value
 
 
-def _parts(value: Any) -> Iterable[Any]:
+def _children(value: Any) -> Iterable[Any]:
     return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
@@ -92,7 +95,7 @@ def _refuse(constant: str) -> NoReturn:
 
 
 def checksum(tensors: dict[str, Tensor], metadata: Metadata) -> str:
-    """Of every name, type, shape and number, and of what is said about them."""
+    """Hash the names, dtypes, shapes and values of all tensors, and the metadata."""
     digest = hashlib.blake2b(digest_size=16)
     for key in sorted(metadata.keys() - {"checksum"}):
         digest.update(f"{key}={metadata[key]}\n".encode())
@@ -101,14 +104,3 @@ def checksum(tensors: dict[str, Tensor], metadata: Metadata) -> str:
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         digest.update(tensor.view(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
-
-
-def flush(path: Path) -> None:
-    """Wait until a file, or what a folder lists, is on the disk."""
-    folder = path.is_dir()
-    with suppress(OSError) if folder else nullcontext():  # some systems do not flush folders
-        place = os.open(path, os.O_RDONLY if folder else os.O_RDWR)  # Windows refuses handles that cannot write
-        try:
-            os.fsync(place)
-        finally:
-            os.close(place)

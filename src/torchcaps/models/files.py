@@ -13,7 +13,8 @@ import torch
 
 from torchcaps._version import __version__
 from torchcaps.errors import UserError, did_you_mean
-from torchcaps.io.tensors import Unreadable, checksum, flush, read_json, read_tensors, write_tensors
+from torchcaps.io.atomic import write_text
+from torchcaps.io.tensors import Unreadable, checksum, read_json, read_tensors, write_tensors
 from torchcaps.models.base import ImageModel
 from torchcaps.models.meta_init import checked_arguments, fitted, planned
 from torchcaps.models.registry import CLASSES
@@ -63,8 +64,7 @@ def beside(name_or_path: str | os.PathLike[str], file: str) -> Path | None:
 
 
 def write_model(model: ImageModel, folder: Path, dtype: torch.dtype | None = None) -> Path:
-    """config.json and model.safetensors, each written aside, flushed and moved into place: neither is ever half there,
-    and the weights say what they add up to.
+    """Write model.safetensors, with a checksum, and config.json, each atomically.
 
     dtype  store the weights in another precision, to save space; `load` brings them back to float32
     """
@@ -73,18 +73,8 @@ def write_model(model: ImageModel, folder: Path, dtype: torch.dtype | None = Non
         name: tensor.detach().to("cpu", dtype if tensor.is_floating_point() else None).contiguous()
         for name, tensor in model.state_dict().items()
     }
-    for name, write in (
-        (WEIGHTS, lambda path: write_tensors(path, tensors, {"format": "pt", "torchcaps": text})),
-        ("config.json", lambda path: path.write_text(text + "\n", encoding="utf-8")),
-    ):
-        aside = folder / f".{name}.{os.getpid()}"
-        try:
-            write(aside)
-            flush(aside)
-            os.replace(aside, folder / name)
-        finally:
-            aside.unlink(missing_ok=True)
-    flush(folder)
+    write_tensors(folder / WEIGHTS, tensors, {"format": "pt", "torchcaps": text})
+    write_text(folder / "config.json", text + "\n")
     return folder
 
 

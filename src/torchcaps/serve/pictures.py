@@ -10,9 +10,10 @@ import struct
 import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import Image, ImageOps
+from PIL import Image
 from torch import Tensor
 
+from torchcaps.data.images import TooManyPixels, decode_grey
 from torchcaps.errors import UserError
 
 MAX_BYTES = 1 << 20  # of a picture file
@@ -39,42 +40,22 @@ def decode_base64(text: str) -> bytes:
 
 
 def decode_picture(data: bytes) -> Tensor:
-    """A picture file as grey (H, W) in [0, 1]; transparent parts show the paper, which is white.
+    """Decode a picture file to grey (H, W) in [0, 1]; transparent parts become white.
 
-    The size is read from the header and refused there, so that a small file never becomes a large picture.
+    The size is checked in the header, so that a small file never becomes a large picture.
     """
     if len(data) > MAX_BYTES:
         raise UserError("the picture is larger than 1 MiB: make it smaller")
     try:
-        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-            width, height = image.size
-            if max(width, height) > MAX_SIDE_PIXELS:
-                raise UserError(
-                    f"the picture has {width}×{height} pixels: at most {MAX_SIDE_PIXELS}×{MAX_SIDE_PIXELS} are read"
-                )
-            grey = _grey(ImageOps.exif_transpose(image))
-    except UserError:
-        raise
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning):  # of readers that look even before us
-        raise UserError(
-            f"the picture has far too many pixels: at most {MAX_SIDE_PIXELS}×{MAX_SIDE_PIXELS} are read"
-        ) from None
+        grey = decode_grey(data, FORMATS, MAX_SIDE_PIXELS, background="white")
+    except TooManyPixels as error:
+        raise UserError(f"the picture has {error}: at most {MAX_SIDE_PIXELS}×{MAX_SIDE_PIXELS} are read") from None
     except Image.UnidentifiedImageError:
         raise UserError("the picture is no PNG, JPEG or WebP file") from None
     except Exception:
         # A damaged file makes a decoder raise nearly anything: OSError, SyntaxError, struct.error, IndexError, ...
         raise UserError("the picture is damaged: it cannot be decoded") from None
-    return torch.from_numpy(np.asarray(grey, dtype=np.float32) / 255)
-
-
-def _grey(image: Image.Image) -> Image.Image:
-    if image.mode.startswith(("I", "F")):  # 16 bits a pixel, which convert() would cut off at 255
-        values = np.asarray(image, dtype=np.float64)
-        image = Image.fromarray((values / 257).clip(0, 255).astype(np.uint8))
-    if image.mode in ("LA", "PA", "RGBA", "RGBa") or "transparency" in image.info:
-        paper = Image.new("RGBA", image.size, "white")
-        image = Image.alpha_composite(paper, image.convert("RGBA"))
-    return image.convert("L")
+    return torch.from_numpy(grey.astype(np.float32) / 255)
 
 
 def white_on_black(grey_HW: Tensor) -> Tensor:

@@ -27,7 +27,6 @@ from torchcaps.io.tensors import (
     Unavailable,
     Unreadable,
     checksum,
-    flush,
     read_json,
     read_tensors,
     write_tensors,
@@ -92,18 +91,10 @@ def save_checkpoint(state: State, folder: Path) -> None:
     tensors, text = dict(_flatten(state)), json.dumps({name: getattr(state, name) for name in _Progress.model_fields})
     if broken := [name for name, tensor in tensors.items() if not tensor.isfinite().all()]:
         raise UserError(f"{broken[0]} is not finite in step {state.step}: the checkpoint was not written")
-    aside = folder / f".{LAST}.{os.getpid()}"
     try:
-        write_tensors(aside, tensors, {"format": FORMAT, "state": text})
-        if (folder / LAST).is_file():
-            os.replace(folder / LAST, folder / PREVIOUS)
-        os.replace(aside, folder / LAST)
-        flush(folder)
+        write_tensors(folder / LAST, tensors, {"format": FORMAT, "state": text}, previous=folder / PREVIOUS)
     except (OSError, SafetensorError) as error:
         raise UserError(f"cannot write a checkpoint to {folder}: {reason(error)}") from error
-    finally:
-        with suppress(OSError):
-            aside.unlink(missing_ok=True)
 
 
 def load_checkpoint(state: State, folder: Path) -> list[str]:

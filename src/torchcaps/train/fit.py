@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.data import Dataset
-from torchcaps.data.split import HoldOut, divide
+from torchcaps.data.split import SplitOptions, split_dataset
 from torchcaps.errors import UserError
 from torchcaps.models import ImageModel
 from torchcaps.train.callbacks import Callback
@@ -72,7 +72,7 @@ def fit(
     if "data" in tree or recipe.train.select == "best":
         raise UserError("fit: settings of data and train.select=best are for recipes only; use validation=")
     dataset = as_dataset(images, labels, class_names)
-    train, held_out, _ = divide(dataset, None, None, HoldOut(validation, test=0, seed=recipe.train.seed))
+    train, held_out, _ = split_dataset(dataset, None, None, SplitOptions(validation, test=0, seed=recipe.train.seed))
     fabric = make_fabric(device, recipe.train.precision)
     with seeded(recipe.train.seed, fabric.device):
         state, task = make_state(recipe, train, fabric.device)

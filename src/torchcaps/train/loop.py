@@ -10,7 +10,7 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor
 
-from torchcaps.data import epoch_order, num_batches, resident
+from torchcaps.data import epoch_order, make_loader, num_batches
 from torchcaps.train.callbacks import Callback
 from torchcaps.train.cudagraph import RecordedStep, tuned
 from torchcaps.train.distributed import Distributed
@@ -35,7 +35,7 @@ def train(
 ) -> None:
     """Train until the recipe's last epoch, from wherever the state is."""
     settings = recipe.train
-    data = resident(train_data, fabric.device, **recipe.augment.model_dump())
+    data = make_loader(train_data, fabric.device, **recipe.augment.model_dump())
     steps_per_epoch = num_batches(len(data) * settings.repeat, settings.batch_size)
     total_steps = settings.epochs * steps_per_epoch
     dist, totals = Distributed(fabric), Totals(fabric.device, task.measure)
@@ -103,7 +103,7 @@ def _recorded(
 def _epoch_order(state: State, settings: TrainSection, data: Any) -> Tensor:
     """The examples of this epoch, in the order that the seed gives: every pass over the images in its own."""
     passes = range(state.epoch * settings.repeat, (state.epoch + 1) * settings.repeat)
-    return torch.cat([epoch_order(len(data), settings.seed, number) for number in passes]).to(data.home)
+    return torch.cat([epoch_order(len(data), settings.seed, number) for number in passes]).to(data.index_device)
 
 
 def _validate(state: State, validation: Any, task: Task, dist: Distributed) -> dict[str, float]:

@@ -15,6 +15,7 @@ from rich.console import Console
 from torchcaps._version import __version__
 from torchcaps.data import Examples, Splits, epoch_size, load_data, num_batches
 from torchcaps.errors import UserError
+from torchcaps.io.atomic import write_text
 from torchcaps.models import ImageModel, load, save
 from torchcaps.train.callbacks import Callback, RunCallback, WorkerCallback
 from torchcaps.train.checkpoint import clear, copy_state, load_checkpoint, never_saved, reason, save_checkpoint
@@ -26,7 +27,6 @@ from torchcaps.train.failures import enough_memory, lock_folder, saved_state, wr
 from torchcaps.train.loop import Interrupted, finished, train
 from torchcaps.train.nonfinite import ADVICE, Diverged
 from torchcaps.train.recipe import Recipe, load_recipe
-from torchcaps.train.reports.classification import write_whole
 from torchcaps.train.setup import make_state
 from torchcaps.train.state import State, seeded
 from torchcaps.train.tasks import Task
@@ -236,7 +236,7 @@ class _Run:
             self._lock("choose another folder with --out")
         clear(self.folder / "checkpoints")
         with writing(self.folder):
-            write_whole(self.folder / "recipe.yaml", self.recipe.to_yaml())
+            write_text(self.folder / "recipe.yaml", self.recipe.to_yaml())
             (self.folder / "summary.json").unlink(missing_ok=True)  # of the run before it was extended
 
     def _announce(self, splits: Splits[Any], model: ImageModel) -> None:
@@ -277,7 +277,7 @@ class _Run:
         }
         report = task.write_report(self.folder, page, *results.shown(splits))
         # The summary comes last: its presence says that the run is complete.
-        write_whole(self.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
+        write_text(self.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
         if results.last:
             score, count = results.evaluations[results.last].score, len(results.parts[results.last])
             self.console.print(

@@ -1,8 +1,8 @@
-"""The affNIST experiment: digits placed in 40×40 to learn from, affine transformed ones to be tested on.
+"""The affNIST experiment: training on digits shifted in 40×40, testing on affine transformed digits.
 
-Sabour et al. 2017, section 5.2: a network that has only ever seen upright digits, moved about, is asked about digits
-that are turned, sheared, stretched and moved. `read_affnist` reads the original test set; `affnist_like` makes one by
-the same ranges from the MNIST test digits, pixel for pixel the same everywhere.
+Sabour et al. 2017, section 5.2: a network trained on shifted upright digits is tested on digits that are rotated,
+sheared, scaled and shifted. `read_affnist` reads the original test set; `affnist_like` makes one with the same ranges
+from the MNIST test digits, with the same pixels on every machine.
 """
 
 from __future__ import annotations
@@ -17,59 +17,57 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from torchcaps.data.augment import centre_crop
-from torchcaps.data.dataset import Dataset, Splits, frozen
+from torchcaps.data.dataset import Dataset, Splits, verified
 from torchcaps.data.formats.mat import DamagedMat, NotLevel5, read_struct
 from torchcaps.errors import UserError
 
 FRAME = 40
-ROTATE, SHEAR, SCALE = 20.0, 0.2, 0.2  # degrees; y by x; fraction of each axis: the most either way
+ROTATE, SHEAR, SCALE = 20.0, 0.2, 0.2  # largest change either way: degrees; y by x; fraction of each axis
 COPIES = 4
 PLACE_SEED = 40
 AFFNIST_LIKE_SEED = 2017
 AFFNIST_LIKE_CHECKSUM = "73b7ab31130ed8a9ff5a768b6bbc0f12"
-BLOCK = 500  # variants resampled at a time: bounds the float64 copies
+CHUNK_IMAGES = 500  # resampled at a time: bounds the float64 copies
 
 VARIABLE = "affNISTdata"
 HOME = "https://www.cs.toronto.edu/~tijmen/affNIST/"
-FETCH = f"fetch 32x/transformed/test.mat.zip from {HOME} and unpack it, or use source='affnist-like'"
+FETCH_HINT = f"fetch 32x/transformed/test.mat.zip from {HOME} and unpack it, or use source='affnist-like'"
 
 
 def expanded_splits(mnist: Splits) -> Splits:
-    """Digits centred in the frame to train on (with augment.shift=6); validation and test digits each at its place."""
+    """Make splits in 40×40: centred training digits (for augment.shift=6), shifted validation and test digits."""
     validation = None if mnist.validation is None else place(mnist.validation, PLACE_SEED)
     test = None if mnist.test is None else place(mnist.test, PLACE_SEED)
     return Splits(expand(mnist.train), validation, test, "mnist-expanded")
 
 
 def affnist_like_splits(mnist: Splits) -> Splits:
-    """Trained and validated as `expanded_splits`, tested on transformed digits."""
+    """Make the splits of `expanded_splits`, but with transformed test digits."""
     test = None if mnist.test is None else affnist_like(mnist.test)
     return replace(expanded_splits(mnist), test=test, source="affnist-like")
 
 
 def affnist_splits(mnist: Splits, root: Path) -> Splits:
-    """Trained and validated as `expanded_splits`, tested on the original file.
-
-    root  the file, or the folder that holds test.mat
-    """
+    """Make the splits of `expanded_splits`, but with the original test set from `root`, test.mat or its folder."""
     path = root if root.suffix == ".mat" else root / "test.mat"
     test = read_affnist(path)
     if test.images.count_nonzero() == centre_crop(test.images, 28).count_nonzero():
-        raise UserError(f"the digits in {path} are only centred, not transformed: {FETCH}")
+        raise UserError(f"the digits in {path} are only centred, not transformed: {FETCH_HINT}")
     return replace(expanded_splits(mnist), test=test, source="affnist")
 
 
 def expand(dataset: Dataset, size: int = FRAME) -> Dataset:
-    """Each image in the middle of a black frame: (N, C, size, size)."""
+    """Put each image in the middle of a black frame: (N, C, size, size)."""
     down, across = _room(dataset, size)
     top, left = down // 2, across // 2
     return replace(dataset, images=F.pad(dataset.images, (left, across - left, top, down - top)))
 
 
 def place(dataset: Dataset, seed: int, size: int = FRAME) -> Dataset:
-    """Each image somewhere in a black frame, every whole pixel where all of it fits being as likely.
+    """Put each image at a uniformly random position in a black frame, where all of it fits.
 
-    returns  (N, C, size, size); the place of an image depends on the seed and its position alone
+    Returns:
+        (N, C, size, size) images; a position depends on the seed and the index of the image alone.
     """
     (count, channels, height, width), room = dataset.images.shape, _room(dataset, size)
     unit_N2 = torch.rand(count, 2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
@@ -82,10 +80,16 @@ def place(dataset: Dataset, seed: int, size: int = FRAME) -> Dataset:
 
 
 def transform(dataset: Dataset, seed: int, copies: int, size: int = FRAME) -> Dataset:
-    """Variants of each image, affine transformed by the ranges of affNIST, nothing of them outside the frame.
+    """Transform each image with random affine maps in the ranges of affNIST, without cutting anything off.
 
-    copies   variants of an image; they follow each other
-    returns  (N · copies, C, size, size); a variant depends on the seed and its position alone
+    Args:
+        dataset: N images.
+        seed: of the maps.
+        copies: variants of each image, which follow each other.
+        size: side of the result.
+
+    Returns:
+        (N · copies, C, size, size) images; a variant depends on the seed and its index alone.
     """
     if copies < 1:
         raise UserError(f"copies={copies}: give the number of variants of each image, at least 1")
@@ -94,15 +98,15 @@ def transform(dataset: Dataset, seed: int, copies: int, size: int = FRAME) -> Da
     origin_M = torch.arange(len(dataset)).repeat_interleave(copies)
     draws = draw(count, seed)
     images = dataset.images.new_empty(count, dataset.image_shape[0], size, size)
-    for start in range(0, count, BLOCK):
-        part = slice(start, start + BLOCK)
+    for start in range(0, count, CHUNK_IMAGES):
+        part = slice(start, start + CHUNK_IMAGES)
         originals = dataset.images[origin_M[part]]
         forward_B22 = linear(*(column[part] for column in draws[:4]))
         lowest_B2, highest_B2 = room_to_move(originals, forward_B22, size)
         if (lowest_B2 > highest_B2).any():
             first = int(origin_M[part][(lowest_B2 > highest_B2).any(dim=1)][0])
             raise UserError(f"image {first} is too large for {size}×{size} once transformed: give a larger size")
-        shift_B2 = lowest_B2 + draws.place_N2[part] * (highest_B2 - lowest_B2)
+        shift_B2 = lowest_B2 + draws.position_N2[part] * (highest_B2 - lowest_B2)
         shift_B2 = shift_B2.nan_to_num(0)  # a blank image has infinite room
         moved = resample(originals, forward_B22, shift_B2, size)
         images[part] = moved.round() if images.dtype == torch.uint8 else moved
@@ -111,31 +115,32 @@ def transform(dataset: Dataset, seed: int, copies: int, size: int = FRAME) -> Da
 
 
 def affnist_like(test: Dataset) -> Dataset:
-    """The affNIST-like test set, made of the MNIST test digits: 40,000 images, the same ones everywhere."""
-    return frozen(transform(test, AFFNIST_LIKE_SEED, COPIES), test, AFFNIST_LIKE_CHECKSUM, "affNIST-like")
+    """Make the affNIST-like test set from the MNIST test digits: 40,000 images, the same on every machine."""
+    return verified(transform(test, AFFNIST_LIKE_SEED, COPIES), test, AFFNIST_LIKE_CHECKSUM, "affNIST-like")
 
 
 class Draws(NamedTuple):
-    """What chance decided for each of N variants, in float64."""
+    """Random parameters of N variants, in float64."""
 
     angle_N: Tensor  # degrees, counter-clockwise
     shear_N: Tensor
     grow_x_N: Tensor
     grow_y_N: Tensor
-    place_N2: Tensor  # across and down, in [0, 1): the part of the room to move in
+    position_N2: Tensor  # x and y in [0, 1), as a fraction of the room to move
 
 
 def draw(count: int, seed: int) -> Draws:
-    """The parameters of `count` variants, uniform in the published ranges."""
+    """Draw the parameters of `count` variants, uniform in the published ranges."""
     unit_N6 = torch.rand(count, 6, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     angle_N, shear_N, x_N, y_N = (2 * unit_N6[:, :4] - 1).unbind(1)
     return Draws(ROTATE * angle_N, SHEAR * shear_N, 1 + SCALE * x_N, 1 + SCALE * y_N, unit_N6[:, 4:])
 
 
 def linear(angle_N: Tensor, shear_N: Tensor, grow_x_N: Tensor, grow_y_N: Tensor) -> Tensor:
-    """Turn, then shear (y moves by x), then scale; x points right and y down.
+    """Compose a rotation, a shear (y moves by x) and a scaling, in this order; x points right and y down.
 
-    returns  (N, 2, 2)  from an (x, y) in the image to one in the frame, each from its centre, in pixels
+    Returns:
+        (N, 2, 2) maps from (x, y) in the image to (x, y) in the frame, both in pixels from the centre.
     """
     angle_N = angle_N.deg2rad()
     cos_N, sin_N = angle_N.cos(), angle_N.sin()
@@ -145,29 +150,35 @@ def linear(angle_N: Tensor, shear_N: Tensor, grow_x_N: Tensor, grow_y_N: Tensor)
 
 
 def room_to_move(images_NCHW: Tensor, forward_N22: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """How far each transformed image can be moved before any ink leaves the frame.
+    """Return how far each transformed image can be shifted before any ink leaves the frame.
 
-    returns  (N, 2) twice: the lowest and the highest (x, y) of its centre, from the centre of the frame
+    Returns:
+        The lowest and the highest (x, y) of its centre, (N, 2) each, from the centre of the frame.
     """
     height, width = images_NCHW.shape[2:]
     ink_N1P = (images_NCHW > 0).any(dim=1).flatten(1)[:, None]
-    places_N2P = forward_N22 @ _from_centre(height, width).view(height * width, 2).T
-    # bilinear interpolation spreads a pixel's ink over less than one pixel each way in the original
+    positions_N2P = forward_N22 @ _from_centre(height, width).view(height * width, 2).T
+    # bilinear interpolation spreads the ink of a pixel by less than one pixel of the original
     spread_N2 = forward_N22.abs().sum(dim=2)
-    least_N2 = torch.where(ink_N1P, places_N2P, torch.inf).amin(dim=2) - spread_N2
-    most_N2 = torch.where(ink_N1P, places_N2P, -torch.inf).amax(dim=2) + spread_N2
-    edge = (size + 1) / 2  # of the first pixel outside, where what comes no further has faded to nothing
+    least_N2 = torch.where(ink_N1P, positions_N2P, torch.inf).amin(dim=2) - spread_N2
+    most_N2 = torch.where(ink_N1P, positions_N2P, -torch.inf).amax(dim=2) + spread_N2
+    edge = (size + 1) / 2  # of the first pixel outside, where the ink has faded to zero
     return -edge - least_N2, edge - most_N2
 
 
 def resample(images_NCHW: Tensor, forward_N22: Tensor, shift_N2: Tensor, size: int) -> Tensor:
-    """Images transformed about their centre and moved, by one bilinear interpolation.
+    """Transform images about their centre and shift them, with one bilinear interpolation.
 
-    In float64, so that values rounded to 8 bits are the same everywhere: none of them lies so near to a half.
+    In float64, so that values rounded to 8 bits are the same on every machine: none is close enough to a half.
 
-    forward_N22  from a place in the image to one in the frame, as of `linear`
-    shift_N2     where the image's centre comes to lie, (x, y) from the frame's centre
-    returns      (N, C, size, size)  float64
+    Args:
+        images_NCHW: (N, C, H, W) images.
+        forward_N22: (N, 2, 2) maps as of `linear`.
+        shift_N2: (N, 2) the (x, y) of the image's centre, from the frame's centre.
+        size: side of the frame.
+
+    Returns:
+        (N, C, size, size) float64.
     """
     height, width = images_NCHW.shape[2:]
     frame_P2 = _from_centre(size, size).view(size * size, 2)
@@ -178,14 +189,14 @@ def resample(images_NCHW: Tensor, forward_N22: Tensor, shift_N2: Tensor, size: i
 
 
 def _from_centre(height: int, width: int) -> Tensor:
-    """(H, W, 2)  the (x, y) of each pixel"""
+    """Return (H, W, 2) the (x, y) of each pixel, from the centre."""
     y_H = torch.arange(height, dtype=torch.float64) - (height - 1) / 2
     x_W = torch.arange(width, dtype=torch.float64) - (width - 1) / 2
     return torch.stack([x_W.expand(height, width), y_H[:, None].expand(height, width)], dim=2)
 
 
 def _room(dataset: Dataset, size: int) -> tuple[int, int]:
-    """(down, across)  pixels of the frame that an image leaves free"""
+    """Return the free rows and columns of a frame around an image."""
     _, height, width = dataset.image_shape
     if max(height, width) > size:
         raise UserError(f"images of {height}×{width} do not fit into a frame of {size}×{size}: give a larger size")
@@ -193,29 +204,26 @@ def _room(dataset: Dataset, size: int) -> tuple[int, int]:
 
 
 def read_affnist(path: str | Path) -> Dataset:
-    """The digits in one of affNIST's own .mat files (test.mat, or a batch of the training digits).
-
-    returns  (N, 1, 40, 40)
-    """
+    """Read the (N, 1, 40, 40) digits of an affNIST .mat file (test.mat, or a batch of the training digits)."""
     path = Path(path)
     try:
-        fields = read_struct(path, VARIABLE, ("image", "label_int"), FETCH)
+        fields = read_struct(path, VARIABLE, ("image", "label_int"), FETCH_HINT)
     except NotLevel5 as error:
-        raise UserError(f"{path} is a MATLAB 7.3 file: save it again with -v7, or {FETCH}") from error
+        raise UserError(f"{path} is a MATLAB 7.3 file: save it again with -v7, or {FETCH_HINT}") from error
     except DamagedMat as error:
-        raise UserError(f"{path} is not a MATLAB file, or a damaged one ({error}): {FETCH}") from error
+        raise UserError(f"{path} is not a MATLAB file, or a damaged one ({error}): {FETCH_HINT}") from error
     if fields is None:
-        raise UserError(f"{path} holds no struct {VARIABLE}, so it is not affNIST's: {FETCH}")
+        raise UserError(f"{path} holds no struct {VARIABLE}, so it is not affNIST's: {FETCH_HINT}")
     if missing := [name for name in ("image", "label_int") if name not in fields]:
-        raise UserError(f"{VARIABLE} in {path} has no {' and no '.join(missing)}, so it is not affNIST's: {FETCH}")
+        raise UserError(f"{VARIABLE} in {path} has no {' and no '.join(missing)}, so it is not affNIST's: {FETCH_HINT}")
     pixels_PN, labels = fields["image"], fields["label_int"].ravel()
     if pixels_PN.dtype != np.uint8 or pixels_PN.ndim != 2 or len(pixels_PN) != FRAME * FRAME:
         found = f"{pixels_PN.dtype} {'×'.join(map(str, pixels_PN.shape))}"
-        raise UserError(f"the images in {path} are {found}, where affNIST's are uint8 {FRAME * FRAME}×N: {FETCH}")
+        raise UserError(f"the images in {path} are {found}, where affNIST's are uint8 {FRAME * FRAME}×N: {FETCH_HINT}")
     if labels.dtype.kind not in "uif" or not np.isin(labels, range(10)).all():
-        raise UserError(f"{path} has labels other than the digits 0 to 9: {FETCH}")
+        raise UserError(f"{path} has labels other than the digits 0 to 9: {FETCH_HINT}")
     if len(labels) != pixels_PN.shape[1]:
-        raise UserError(f"{path} has {pixels_PN.shape[1]} images but {len(labels)} labels: {FETCH}")
-    # One column an image, and in it row after row, although MATLAB itself would go down the columns.
+        raise UserError(f"{path} has {pixels_PN.shape[1]} images but {len(labels)} labels: {FETCH_HINT}")
+    # One column per image, in row-major order, although MATLAB is column-major.
     images = torch.from_numpy(np.ascontiguousarray(pixels_PN.T)).view(-1, 1, FRAME, FRAME)
     return Dataset(images, torch.from_numpy(labels.astype(np.int64)), tuple("0123456789"))

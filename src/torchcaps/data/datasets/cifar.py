@@ -1,4 +1,4 @@
-"""CIFAR-10 in its binary version: records of one label byte and 3×32×32 pixels, no pickle."""
+"""CIFAR-10 in its binary version: records of one label byte and 3×32×32 pixels; no pickle."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from torchcaps.data.dataset import Dataset
 from torchcaps.errors import UserError
-from torchcaps.io.limits import Readable, opened, read_up_to, size_of
+from torchcaps.io.limits import Readable, open_untrusted, read_up_to, size_of
 
 ARCHIVE = "cifar-10-binary.tar.gz"
 FOLDER = "cifar-10-batches-bin"
@@ -18,11 +18,11 @@ TEST_FILES = ("test_batch.bin",)
 CLASS_NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 RECORD = 1 + 3 * 32 * 32
 MAX_RECORDS = 10_000  # in a file
-MAX_BYTES = 1 << 28  # of the archive, unpacked; there are 184 million of the original
+MAX_BYTES = 1 << 28  # of the unpacked archive; the original has 184 million
 
 
 def find_cifar10(root: Path) -> Path | None:
-    """The folder with the six files, or else the archive, in or at this path."""
+    """Find the folder with the six files, or else the archive, at or in this path."""
     if root.is_file():
         return root
     folders = [folder for folder in (root, root / FOLDER) if (folder / TRAIN_FILES[0]).is_file()]
@@ -31,10 +31,7 @@ def find_cifar10(root: Path) -> Path | None:
 
 
 def read_cifar10(location: Path) -> tuple[Dataset, Dataset]:
-    """Training and test images from the folder or straight from the archive.
-
-    returns  50,000 and 10,000 images (N, 3, 32, 32)
-    """
+    """Read the 50,000 training and 10,000 test images (N, 3, 32, 32), from the folder or from the archive."""
     contents = _read_folder(location) if location.is_dir() else _read_archive(location)
     return _parse(contents, TRAIN_FILES, location), _parse(contents, TEST_FILES, location)
 
@@ -51,12 +48,12 @@ def _read_folder(folder: Path) -> dict[str, bytes]:
 
 
 def _read_archive(archive: Path) -> dict[str, bytes]:
-    # Only the six known names are read, into memory: nothing in the archive can be written anywhere.
+    # Only the six known files are read, into memory; nothing is extracted to the disk.
     wanted = {f"{FOLDER}/{name}": name for name in TRAIN_FILES + TEST_FILES}
     contents: dict[str, bytes] = {}
-    with opened(archive, f"fetch {ARCHIVE} again") as (file, _):
+    with open_untrusted(archive, f"fetch {ARCHIVE} again") as (file, _):
         try:
-            # As a stream: an archive that leads back to where one has been is then an error, not a loop.
+            # As a stream: a member that points back is then an error, not an endless loop.
             with tarfile.open(fileobj=_Bounded(file), mode="r|") as tar:  # type: ignore[call-overload]
                 for member in tar:
                     _check_member(member, archive)
@@ -75,7 +72,7 @@ def _read_archive(archive: Path) -> dict[str, bytes]:
 
 
 class _Bounded:
-    """A file that ends with an error before more comes out of it than the archive can have."""
+    """A file that raises an error after MAX_BYTES."""
 
     def __init__(self, file: Readable) -> None:
         self.file, self.left = file, MAX_BYTES
@@ -89,7 +86,7 @@ class _Bounded:
 
 
 def _check_member(member: tarfile.TarInfo, archive: Path) -> None:
-    """Nothing is unpacked, but an archive that tries to leave its folder is not the published one."""
+    """Refuse paths and types of member that the published archive does not have."""
     path = PurePosixPath(member.name)
     if path.is_absolute() or ".." in path.parts:
         raise UserError(f"{archive} has a file outside of its folder, {member.name}: fetch {ARCHIVE} again")
@@ -98,7 +95,7 @@ def _check_member(member: tarfile.TarInfo, archive: Path) -> None:
 
 
 def _check_size(name: str, location: Path, size: int) -> None:
-    """Before anything is read: it must be a whole number of records, and not more than there are."""
+    """Check, before reading, that a file has a whole number of records, and not too many."""
     if not 0 < size <= MAX_RECORDS * RECORD or size % RECORD:
         raise UserError(
             f"{name} in {location} has {size:,} bytes, which is not a whole number of {RECORD}-byte records, 1 to "

@@ -1,20 +1,21 @@
 """MultiMNIST (Sabour et al. 2017): two digits of different classes, one over the other.
 
-Training pairs are drawn anew for every batch, on the device; those of validation and test are drawn once, by a seed.
+Training pairs are drawn anew for every batch, on the device; validation and test pairs once, from a seed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from torchcaps.data.augment import augment
-from torchcaps.data.batches import Batch, Resident
-from torchcaps.data.dataset import Dataset, Splits, frozen
+from torchcaps.data.dataset import Dataset, Splits, verified
+from torchcaps.data.loader import Batch, DeviceLoader, make_loader
 from torchcaps.errors import UserError
 
 MARGIN = 4  # pixels added on each side of a digit: 28×28 becomes 36×36
@@ -22,14 +23,15 @@ SHIFT = 4  # pixels a digit moves at most; the authors' code has 6
 TEST_PAIRS, VALIDATION_PAIRS = 100_000, 10_000
 TEST_SEED, VALIDATION_SEED = 20171026, 20171027
 TEST_CHECKSUM = "f8e8a43db9dba15321454b3466b34ea1"  # with SHIFT
-BLOCK = 4096  # pairs overlaid at a time
+CHUNK_PAIRS = 4096  # overlaid at a time
 
 
 @dataclass(frozen=True, eq=False)
 class Digits(Dataset):
-    """Single digits to overlay two at a time: as a data set, one of pairs.
+    """Single digits that a loader overlays in pairs; its shape and labels are those of the pairs.
 
-    shift  how far a digit moves at most, in pixels
+    Args:
+        shift: the largest shift of a digit, in pixels.
     """
 
     self_augmenting = True
@@ -39,16 +41,18 @@ class Digits(Dataset):
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
+        """(C, H, W) of a pair."""
         channels, height, width = self.images.shape[1:]
         return channels, height + 2 * MARGIN, width + 2 * MARGIN
 
     @property
     def multi_label(self) -> bool:
+        """Whether targets are multi-hot."""
         return True
 
 
-class ResidentPairs(Resident):
-    """Digits on the device; a batch overlays each of those asked for with one of another class."""
+class PairLoader(DeviceLoader):
+    """A loader that overlays each digit of a batch with a random one of another class."""
 
     def __init__(self, dataset: Digits, device: torch.device | str) -> None:
         super().__init__(dataset, device)
@@ -56,15 +60,20 @@ class ResidentPairs(Resident):
 
     def take(self, indices: Tensor, generator: torch.Generator | None = None) -> Batch:
         partners = self.partners.draw(self.targets[indices.to(self.device)], generator)
-        first, second = super().take(indices), super().take(partners.to(self.home))
+        first, second = super().take(indices), super().take(partners.to(self.index_device))
         labels = torch.stack([first.targets, second.targets], dim=1)
         parts = torch.stack([place(each.images, self.shift, generator) for each in (first, second)], dim=1)
         targets = torch.zeros(len(labels), self.partners.classes, device=self.device).scatter_(1, labels, 1.0)
         return Batch(parts.sum(1).clamp_(max=1), targets, parts, labels)
 
 
+@make_loader.register(Digits)
+def _(data: Digits, device: torch.device | str, **options: Any) -> PairLoader:
+    return PairLoader(data, device)  # which shifts each digit by itself
+
+
 class Partners:
-    """Draws, for each digit, one of another class, all of them equally likely; no shape depends on the data."""
+    """Draws a digit of another class for each digit, all equally likely; no shape depends on the data."""
 
     def __init__(self, dataset: Dataset, device: torch.device | str) -> None:
         counts = dataset.class_counts()
@@ -75,33 +84,34 @@ class Partners:
         self.counts, self.starts = counts.to(device), (counts.cumsum(0) - counts).to(device)
 
     def draw(self, labels_B: Tensor, generator: torch.Generator | None) -> Tensor:
-        """(B,) positions of the partners"""
+        """Return (B,) positions of the partners."""
         others_B = len(self.order) - self.counts[labels_B]
         unit_B = torch.rand(len(labels_B), generator=generator, device=labels_B.device, dtype=torch.float64)
         place_B = (unit_B * others_B).long().minimum(others_B - 1)
-        # Those of the digit's own class lie together in `order`: step over them.
+        # Skip the digit's own class, which is contiguous in `order`.
         return self.order[place_B + torch.where(place_B >= self.starts[labels_B], self.counts[labels_B], 0)]
 
 
 def place(digits_BCHW: Tensor, shift: int, generator: torch.Generator | None) -> Tensor:
-    """Each digit somewhere near the middle of an image MARGIN pixels larger on each side."""
+    """Put each digit near the middle of an image that is MARGIN pixels larger on each side."""
     return augment(F.pad(digits_BCHW, (MARGIN, MARGIN, MARGIN, MARGIN)), generator, shift=shift)
 
 
 def overlay_pairs(digits: Dataset, pairs: int, seed: int, shift: int = SHIFT) -> Dataset:
-    """A fixed set of pairs: every digit in turn, over one of another class.
+    """Make a fixed set of pairs: every digit in turn, with one of another class.
 
-    returns  images (pairs, C, H + 8, W + 8) uint8, targets (pairs, J) with two ones
+    Returns:
+        Images (pairs, C, H + 8, W + 8) uint8, and targets (pairs, J) with two ones.
     """
     images, targets = zip(*(_as_bytes(batch) for batch in draw_pairs(digits, pairs, seed, shift)))
     return Dataset(torch.cat(images), torch.cat(targets), digits.class_names, labels_each=2)
 
 
 def draw_pairs(digits: Dataset, pairs: int, seed: int, shift: int = SHIFT) -> Iterator[Batch]:
-    """The same pairs in blocks, with each digit by itself and its class."""
+    """Yield the pairs of `overlay_pairs` in blocks, with the single digits and their classes."""
     generator = torch.Generator().manual_seed(seed)
-    source = ResidentPairs(Digits(digits.images, digits.targets, digits.class_names, shift=shift), "cpu")
-    for block in (torch.arange(pairs) % len(digits)).split(BLOCK):
+    source = PairLoader(Digits(digits.images, digits.targets, digits.class_names, shift=shift), "cpu")
+    for block in (torch.arange(pairs) % len(digits)).split(CHUNK_PAIRS):
         yield source.take(block, generator)
 
 
@@ -110,12 +120,12 @@ def _as_bytes(batch: Batch) -> tuple[Tensor, Tensor]:
 
 
 def multimnist_splits(digits: Splits, shift: int = SHIFT) -> Splits:
-    """Digits to pair up on the fly for training, and fixed pairs of the held-out and of the test digits."""
+    """Make splits of pairs: random pairs for training, fixed pairs of the validation and test digits."""
     validation, test = digits.validation, digits.test
     if validation is not None:
         validation = overlay_pairs(validation, VALIDATION_PAIRS, VALIDATION_SEED, shift)
     if test is not None:
         pairs = overlay_pairs(test, TEST_PAIRS, TEST_SEED, shift)
-        test = frozen(pairs, test, TEST_CHECKSUM, "MultiMNIST") if shift == SHIFT else pairs
+        test = verified(pairs, test, TEST_CHECKSUM, "MultiMNIST") if shift == SHIFT else pairs
     train = Digits(digits.train.images, digits.train.targets, digits.train.class_names, shift=shift)
     return Splits(train, validation, test, "multimnist" if shift == SHIFT else f"multimnist-shift{shift}")

@@ -1,7 +1,7 @@
 """smallNORB: fifty toys photographed by two cameras, from 9 elevations and 18 azimuths, under 6 lights.
 
-LeCun et al. 2004; the five toys of a class that are tested on are not among the five that are trained on. The files are
-binary matrices of a format of their own, whatever ".mat" may suggest. Hinton et al. 2018 shrink the images to 48×48,
+LeCun et al. 2004; of the ten toys of a class, five are for training and the other five for testing. The files are not
+MATLAB's, in spite of ".mat", but binary matrices. Hinton et al. 2018 shrink the images to 48×48,
 train on random 32×32 crops (augment.crop) and test on the centre; for generalisation to novel viewpoints they train on
 a third of the directions and test on the others.
 """
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from torchcaps.data.dataset import Dataset, Splits
 from torchcaps.errors import UserError, did_you_mean
-from torchcaps.io.limits import MAX_AXES, Readable, opened, read_up_to, size_in_bytes
+from torchcaps.io.limits import MAX_AXES, Readable, open_untrusted, read_body, size_in_bytes
 
 HOME = "https://cs.nyu.edu/~ylclab/data/norb-v1.0-small/"
 FILES = tuple(
@@ -28,22 +28,22 @@ FILES = tuple(
     for kind in ("dat", "cat", "info")
 )
 CLASS_NAMES = ("animal", "human", "airplane", "truck", "car")
-VALIDATION_TOY = 9  # of those that are trained on
+VALIDATION_TOY = 9  # one of TRAIN_TOYS
 CAMERAS, SIDE = 2, 96
 MAX_ROWS = 24_300  # of each set
 TRAIN_TOYS, TEST_TOYS = (4, 6, 7, 8, 9), (0, 1, 2, 3, 5)
 TOY, ELEVATION, AZIMUTH, LIGHT = range(4)  # columns of info; 5° a step from 30°, 10° a step
 FAMILIAR = {"azimuth": (AZIMUTH, (30, 32, 34, 0, 2, 4)), "elevation": (ELEVATION, (0, 1, 2))}
-MIDDLE, SPREAD = 0.5, 0.125  # of a standardised image
+MEAN, STD = 0.5, 0.125  # of a standardised image
 
 TYPES = {0x1E3D4C51: "<f4", 0x1E3D4C53: "<f8", 0x1E3D4C54: "<i4", 0x1E3D4C55: "u1", 0x1E3D4C56: "<i2"}
-BLOCK = 1024  # images converted at a time: bounds the wider copy that the arithmetic needs
-FETCH = f"fetch it again from {HOME}"
-AGAIN = f"delete it and {FETCH}"
+CHUNK_IMAGES = 1024  # converted at a time: bounds the wider copy that the arithmetic needs
+FETCH_HINT = f"fetch it again from {HOME}"
+REFETCH_HINT = f"delete it and {FETCH_HINT}"
 
 
 class SmallNorb(NamedTuple):
-    """Both sets, and for each (N, 4) int64: toy 0–9, elevation 0–8, azimuth 0, 2, … 34, light 0–5."""
+    """Both sets, and for each (N, 4) int64 info: toy 0–9, elevation 0–8, azimuth 0, 2, … 34, light 0–5."""
 
     train: Dataset
     test: Dataset
@@ -59,20 +59,22 @@ def smallnorb_splits(
     standard: bool = False,
     toy: int | None = None,
 ) -> Splits:
-    """All images, or those of one of the two experiments on novel viewpoints.
+    """Read all images, or those of one of the two experiments on novel viewpoints.
 
-    location   as of `read_smallnorb`
-    viewpoint  "azimuth": train on 300°–340° and 0°–40°, test on 60°–280°; "elevation": train on the lowest three of the
-               nine, test on the others
-    familiar   test on the viewpoints that were trained on instead, though still on other toys
-    standard   images as of `standardise`
-    toy        the training toy of each class, 4, 6, 7, 8 or 9, whose images are for validation: those of toys that are
-               trained on would say nothing about new ones
+    Args:
+        location: as of `read_smallnorb`.
+        viewpoint: "azimuth": train on 300°–340° and 0°–40°, test on 60°–280°; "elevation": train on the lowest three of
+            the nine, test on the others.
+        familiar: test on the viewpoints of the training images instead, but still on other toys.
+        size: as of `read_smallnorb`.
+        standard: standardise the images.
+        toy: the training toy of each class, 4, 6, 7, 8 or 9, to hold out for validation: images of toys that the model
+            was trained on would not measure how it does on new ones.
     """
     if viewpoint is not None and viewpoint not in FAMILIAR:
         raise UserError(f"viewpoint={viewpoint!r}: {did_you_mean(viewpoint, FAMILIAR)}")
     if familiar and viewpoint is None:
-        raise UserError("familiar=True needs viewpoint=, 'azimuth' or 'elevation': without it all are familiar")
+        raise UserError("familiar=True needs viewpoint=, 'azimuth' or 'elevation'")
     train, test, (train_info, test_info) = read_smallnorb(location, size)
     name = "smallnorb"
     if viewpoint is not None:
@@ -91,17 +93,20 @@ def smallnorb_splits(
 
 
 def is_familiar(info_N4: Tensor, viewpoint: str) -> Tensor:
-    """(N,)  whether an image is seen from where the experiment's training images are"""
+    """Return (N,) whether an image has a training viewpoint of the experiment."""
     column, values = FAMILIAR[viewpoint]
     return torch.isin(info_N4[:, column], torch.tensor(values))
 
 
 def read_smallnorb(location: str | Path | Sequence[Path], size: int = 48) -> SmallNorb:
-    """Training and test images, 24,300 stereo pairs each.
+    """Read the training and test images, 24,300 stereo pairs each.
 
-    location  the folder of the six files, gzipped or not, or their paths in the order of FILES
-    size      96, or a divisor of it: shrunk by the mean of each block
-    returns   images (N, 2, size, size), the two cameras as channels
+    Args:
+        location: the folder of the six files, gzipped or not, or their paths in the order of FILES.
+        size: 96, or a divisor of it: shrunk by the mean of each block.
+
+    Returns:
+        Images (N, 2, size, size), the two cameras as channels.
     """
     if size < 1 or SIDE % size:
         raise UserError(f"size={size}: smallNORB is {SIDE}×{SIDE} and shrinks by whole numbers, for example to 48")
@@ -114,7 +119,7 @@ def read_smallnorb(location: str | Path | Sequence[Path], size: int = 48) -> Sma
 
 
 def find_smallnorb(folder: Path) -> list[Path]:
-    """The six files in the order of FILES, each gzipped or not."""
+    """Find the six files, gzipped or not, in the order of FILES."""
     found = [next((p for p in (folder / name, folder / f"{name}.gz") if p.is_file()), None) for name in FILES]
     if missing := [name for name, path in zip(FILES, found) if path is None]:
         raise UserError(f"{folder} does not hold {', '.join(missing)} (.gz or not): fetch what is missing from {HOME}")
@@ -122,75 +127,76 @@ def find_smallnorb(folder: Path) -> list[Path]:
 
 
 def shrink(images: Tensor, factor: int) -> Tensor:
-    """Each block of factor × factor pixels becomes its mean, rounded to the nearest, a half up.
+    """Average blocks of factor × factor pixels, rounded to the nearest, a half up.
 
-    images   (N, C, H, W)  uint8
-    returns  (N, C, H / factor, W / factor)  uint8
+    Args:
+        images: (N, C, H, W) uint8.
+        factor: side of a block.
+
+    Returns:
+        (N, C, H / factor, W / factor) uint8.
     """
     if factor == 1:
         return images
     count, channels, height, width = images.shape
     small = images.new_empty(count, channels, height // factor, width // factor)
     pixels = factor * factor
-    for block, out in zip(images.split(BLOCK), small.split(BLOCK)):
+    for block, out in zip(images.split(CHUNK_IMAGES), small.split(CHUNK_IMAGES)):
         total = torch.zeros(out.shape, dtype=torch.int32)
-        for place in range(pixels):
-            total += block[..., place // factor :: factor, place % factor :: factor]
+        for i in range(pixels):
+            total += block[..., i // factor :: factor, i % factor :: factor]
         out.copy_((total + pixels // 2) // pixels)
     return small
 
 
 def standardise(images: Tensor) -> Tensor:
-    """Each image brought to the same mean and standard deviation, both cameras together.
+    """Standardise each image, both cameras together.
 
-    The paper's are 0 and 1; here they are ½ and ⅛, so that values stay in [0, 1], and a model with mean=(0.5, 0.5) and
-    std=(0.125, 0.125) sees those of the paper. This comes before any change of brightness and contrast, which a model
-    that standardises its input would undo. Values 4 deviations and more from the mean are clipped.
+    The paper's mean and deviation are 0 and 1; here they are ½ and ⅛, so that values fit in [0, 1], and a model with
+    mean=(0.5, 0.5) and std=(0.125, 0.125) sees those of the paper. This precedes changes of brightness and contrast,
+    which a model that standardises its own input would undo. Values beyond 4 deviations are clipped.
 
-    images   (N, C, H, W)  uint8
-    returns  (N, C, H, W)  uint8; a blank image becomes grey
+    Args:
+        images: (N, C, H, W) uint8.
+
+    Returns:
+        (N, C, H, W) uint8; a blank image becomes grey.
     """
     result = torch.empty_like(images)
-    for block, out in zip(images.split(BLOCK), result.split(BLOCK)):
+    for block, out in zip(images.split(CHUNK_IMAGES), result.split(CHUNK_IMAGES)):
         values = block.double()
         deviation = values - values.mean((1, 2, 3), keepdim=True)
         scale = deviation.square().mean((1, 2, 3), keepdim=True).sqrt().clamp(min=1e-6)
-        out.copy_((255 * (MIDDLE + SPREAD * deviation / scale)).round().clamp(0, 255))
+        out.copy_((255 * (MEAN + STD * deviation / scale)).round().clamp(0, 255))
     return result
 
 
 def read_matrix(path: str | Path) -> Tensor:
-    """The array in a binary matrix file of bytes, shorts, integers, floats or doubles, gzipped or not."""
+    """Read a binary matrix file of bytes, shorts, integers, floats or doubles, gzipped or not."""
     path = Path(path)
-    with opened(path, FETCH) as (file, at_most):
+    with open_untrusted(path, FETCH_HINT) as (file, max_bytes):
         code, shape = _read_header(file, path)
-        return _read_values(file, path, code, shape, at_most)
+        return _read_values(file, path, code, shape, max_bytes)
 
 
 def _read_header(file: Readable, path: Path) -> tuple[str, tuple[int, ...]]:
-    """Type and shape. Little-endian throughout: magic, number of axes, at least three sizes (those too many are 1)."""
+    """Read type and shape; little-endian: magic, number of axes, then at least three sizes (extra ones are 1)."""
     magic = file.read(4)
     code = TYPES.get(int.from_bytes(magic, "little"))
     if code is None:
         found = f"it starts with {magic.hex(' ') or 'nothing'}"
-        raise UserError(f"{path} is not a binary matrix of a known type, {found}: {AGAIN}")
+        raise UserError(f"{path} is not a binary matrix of a known type, {found}: {REFETCH_HINT}")
     (axes,) = _integers(file, 1, path)
     if not 1 <= axes <= MAX_AXES:
-        raise UserError(f"{path} has a damaged header, which promises {axes} dimensions: {AGAIN}")
+        raise UserError(f"{path} has a damaged header, which promises {axes} dimensions: {REFETCH_HINT}")
     return code, _integers(file, max(3, axes), path)[:axes]
 
 
-def _read_values(file: Readable, path: Path, code: str, shape: tuple[int, ...], at_most: int) -> Tensor:
+def _read_values(file: Readable, path: Path, code: str, shape: tuple[int, ...], max_bytes: int) -> Tensor:
     expected = size_in_bytes(shape, np.dtype(code).itemsize)
     if expected is None:
-        raise UserError(f"{path} has a damaged header, which promises the shape {shape}: {AGAIN}")
-    # The header is not trusted with an allocation before the file could possibly hold that much.
-    body = read_up_to(file, expected + 1) if expected <= at_most else bytearray()
-    if len(body) != expected:
-        held = "more" if len(body) > expected else "less"
-        raise UserError(
-            f"{path} has the wrong length: its header promises {expected:,} bytes {shape} and it holds {held}; {AGAIN}"
-        )
+        raise UserError(f"{path} has a damaged header, which promises the shape {shape}: {REFETCH_HINT}")
+    body = read_body(file, path, shape, expected, max_bytes, REFETCH_HINT)
     values = np.ndarray(shape, code, buffer=body)
     return torch.from_numpy(values.astype(values.dtype.newbyteorder("="), copy=False))
 
@@ -198,7 +204,7 @@ def _read_values(file: Readable, path: Path, code: str, shape: tuple[int, ...], 
 def _integers(file: Readable, count: int, path: Path) -> tuple[int, ...]:
     data = file.read(4 * count)
     if len(data) < 4 * count:
-        raise UserError(f"{path} has the wrong length: it ends within its header; {AGAIN}")
+        raise UserError(f"{path} has the wrong length: it ends within its header; {REFETCH_HINT}")
     return struct.unpack(f"<{count}i", data)
 
 
@@ -222,16 +228,16 @@ def _read_set(files: Sequence[Path], toys: tuple[int, ...], size: int) -> tuple[
 
 
 def _expect(path: Path, kind: str, shape: tuple[int, ...]) -> Tensor:
-    """(N, *shape) from a file that must hold just that; told from its header, before anything is read."""
-    with opened(path, FETCH) as (file, at_most):
+    """Read (N, *shape) from a file whose header must give that shape and type."""
+    with open_untrusted(path, FETCH_HINT) as (file, max_bytes):
         code, found = _read_header(file, path)
         if code != kind or found[1:] != shape or found[0] > MAX_ROWS:
             has, wanted = (" × ".join(map(str, each)) for each in (found, ("N", *shape)))
             raise UserError(
                 f"{path} holds {np.dtype(code)} {has}, where {np.dtype(kind)} {wanted}, N up to {MAX_ROWS:,}, is "
-                f"expected: are the files mixed up? If not, {AGAIN}"
+                f"expected: are the files mixed up? If not, {REFETCH_HINT}"
             )
-        return _read_values(file, path, code, found, at_most)
+        return _read_values(file, path, code, found, max_bytes)
 
 
 def _check_values(path: Path, name: str, values_N: Tensor, allowed: Iterable[int]) -> None:
@@ -239,4 +245,4 @@ def _check_values(path: Path, name: str, values_N: Tensor, allowed: Iterable[int
     wrong = values_N[~torch.isin(values_N, known)]
     if len(wrong):
         listed = ", ".join(map(str, known.tolist()))
-        raise UserError(f"{path} has the {name} {int(wrong[0])}, which should be one of {listed}: {AGAIN}")
+        raise UserError(f"{path} has the {name} {int(wrong[0])}, which should be one of {listed}: {REFETCH_HINT}")

@@ -1,4 +1,4 @@
-"""Images of what a model was never taught: letters, curves, noise and plain shapes, drawn from a seed.
+"""Images of classes a model was not trained on: letters, curves, noise and plain shapes, drawn from a seed.
 
 Every function takes the number of images, their size (C, H, W) and a seed, and returns float images (N, C, H, W) in
 [0, 1]. Shapes are white on black, and grey where C is more than 1; noise differs between channels.
@@ -35,7 +35,7 @@ DIGIT, FRAME = 20, 28  # pixels of an MNIST digit, on its longer side, and of it
 OVERSAMPLE = 4  # letters are drawn this much larger, then averaged
 GAUSSIAN_STDS = (0.1, 0.25, 0.5)
 FAINT_STD = 0.02  # noise of the noisy greys
-BLOCK = 1 << 23  # distances between pixels and points of curves held at a time
+CHUNK_DISTANCES = 1 << 23  # between pixels and points of curves, computed at a time
 
 
 def letters(
@@ -46,7 +46,7 @@ def letters(
     Args:
         n: number of images.
         size: (C, H, W).
-        seed: of the letters, faces, sizes and places.
+        seed: of the letters, faces, sizes and positions.
         alphabet: the letters to choose from.
         height: pixels of a letter's longer side, give or take 10 %; by default that of an MNIST digit, which has 20
             pixels in a frame of 28 or more, and 5/7 of a smaller one.
@@ -86,7 +86,7 @@ def splines(n: int, size: Size, seed: int, *, height: float | None = None) -> Te
     radius_N = height / DIGIT * (1.0 + 0.6 * torch.rand(n, generator=generator))
     strokes_N = torch.randint(2, 5, (n,), generator=generator)
     control_N442 = torch.rand(n, 4, 4, 2, generator=generator)
-    # An image of fewer strokes has some of them twice, which does not show.
+    # An image with fewer strokes repeats some of them, which does not show.
     stroke_N4 = torch.arange(4) % strokes_N[:, None]
     points_NP2 = _bezier(control_N442[torch.arange(n)[:, None], stroke_N4], samples=max(16, math.ceil(4 * height)))
     low_N12, high_N12 = points_NP2.amin(1, keepdim=True), points_NP2.amax(1, keepdim=True)
@@ -96,7 +96,7 @@ def splines(n: int, size: Size, seed: int, *, height: float | None = None) -> Te
 
 
 def uniform_noise(n: int, size: Size, seed: int) -> Tensor:
-    """Draw every value from [0, 1) by itself: (N, C, H, W)."""
+    """Draw every value independently from [0, 1): (N, C, H, W)."""
     return torch.rand(n, *size, generator=_begin(n, size, seed))
 
 
@@ -164,7 +164,7 @@ def fashion_mnist(n: int, size: Size, seed: int) -> Tensor | None:
 
     Args:
         n: number of images; at most as many as there are.
-        size: (C, H, W). A frame of less than 28 pixels has them made smaller, a larger one has black around them.
+        size: (C, H, W). They are shrunk for a frame of less than 28 pixels, and padded with black for a larger one.
         seed: of the choice.
 
     Returns:
@@ -175,7 +175,7 @@ def fashion_mnist(n: int, size: Size, seed: int) -> Tensor | None:
         return None
     side = min(FRAME, H, W)
     test = load_data("fashion-mnist", image_size=side, validation=0).test
-    assert test is not None  # it comes with one
+    assert test is not None
     chosen = torch.randperm(len(test), generator=generator)[:n]
     left, top = (W - side) // 2, (H - side) // 2
     framed = F.pad(test.images[chosen, 0].float() / 255, (left, W - side - left, top, H - side - top))
@@ -183,7 +183,7 @@ def fashion_mnist(n: int, size: Size, seed: int) -> Tensor | None:
 
 
 def ink_height(images: Tensor) -> float:
-    """Measure how large what images show usually is, so that unfamiliar shapes can be as large.
+    """Measure the usual size of the objects in images, so that unfamiliar shapes can be as large.
 
     Args:
         images: (N, C, H, W) in [0, 1], light on dark.
@@ -196,11 +196,11 @@ def ink_height(images: Tensor) -> float:
     return float(torch.maximum(*sides).float().median())
 
 
-def _span(there_NS: Tensor) -> Tensor:
-    """(N,)  places from the first to the last that is true"""
-    place_S = torch.arange(there_NS.shape[1], device=there_NS.device)
-    last_N = torch.where(there_NS, place_S, -1).amax(1)
-    first_N = torch.where(there_NS, place_S, there_NS.shape[1]).amin(1)
+def _span(mask_NS: Tensor) -> Tensor:
+    """Return (N,) the number of positions from the first True to the last."""
+    position_S = torch.arange(mask_NS.shape[1], device=mask_NS.device)
+    last_N = torch.where(mask_NS, position_S, -1).amax(1)
+    first_N = torch.where(mask_NS, position_S, mask_NS.shape[1]).amin(1)
     return (last_N - first_N + 1).clamp_min(0)
 
 
@@ -223,7 +223,7 @@ def _in_channels(images_NHW: Tensor, size: Size) -> Tensor:
 
 
 def _letter(letter: str, face: str, side: float, shift: tuple[float, float], frame: tuple[int, int]) -> Tensor:
-    """(H, W)  one letter with `side` pixels on its longer side, moved from the middle, but never out of the frame"""
+    """Draw one letter (H, W) with `side` pixels on its longer side, shifted from the middle but inside the frame."""
     from PIL import Image
 
     H, W = (OVERSAMPLE * each for each in frame)
@@ -239,7 +239,7 @@ def _letter(letter: str, face: str, side: float, shift: tuple[float, float], fra
 
 
 def _glyph(letter: str, face: str, size: int) -> Image.Image:
-    """A letter in white, cut to its ink: a font's own box also has the space beside it."""
+    """Draw a letter in white, cropped to its ink: the font's box includes the space around it."""
     from PIL import Image, ImageDraw
 
     font = _font(face, size)
@@ -263,24 +263,24 @@ def _font(face: str, size: int) -> ImageFont.FreeTypeFont:
 
 
 def _bezier(control_NS42: Tensor, samples: int) -> Tensor:
-    """(N, S · samples, 2)  points of cubic Bézier curves with these control points"""
+    """Return (N, S · samples, 2) points of cubic Bézier curves with these control points."""
     t = torch.linspace(0, 1, samples)
     weights_P4 = torch.stack([(1 - t) ** 3, 3 * t * (1 - t) ** 2, 3 * t**2 * (1 - t), t**3], dim=1)
     return (weights_P4 @ control_NS42).flatten(1, 2)
 
 
 def _near(points_NP2: Tensor, radius_N: Tensor, frame: tuple[int, int]) -> Tensor:
-    """(N, H, W)  1 within the radius of any of the points (x, y), 0 a pixel further away"""
+    """Return (N, H, W): 1 within the radius of any point (x, y), falling to 0 over a pixel."""
     pixels_P2 = _pixels(frame)
-    block = max(1, BLOCK // (points_NP2.shape[1] * len(pixels_P2)))
+    chunk_size = max(1, CHUNK_DISTANCES // (points_NP2.shape[1] * len(pixels_P2)))
     away = [
-        torch.cdist(some, pixels_P2.expand(len(some), -1, -1), compute_mode="donot_use_mm_for_euclid_dist").amin(1)
-        for some in points_NP2.split(block)
+        torch.cdist(chunk, pixels_P2.expand(len(chunk), -1, -1), compute_mode="donot_use_mm_for_euclid_dist").amin(1)
+        for chunk in points_NP2.split(chunk_size)
     ]
     return (radius_N[:, None] + 0.5 - torch.cat(away)).clamp(0, 1).view(-1, *frame)
 
 
 def _pixels(frame: tuple[int, int]) -> Tensor:
-    """(H · W, 2)  the (x, y) of each pixel, from the centre"""
+    """Return (H · W, 2) the (x, y) of each pixel, from the centre."""
     y_H, x_W = (torch.arange(side) - (side - 1) / 2 for side in frame)
     return torch.stack([x_W.expand(frame), y_H[:, None].expand(frame)], dim=-1).flatten(0, 1)

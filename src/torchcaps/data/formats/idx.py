@@ -9,24 +9,26 @@ from torch import Tensor
 
 from torchcaps.data.dataset import Dataset
 from torchcaps.errors import UserError
-from torchcaps.io.limits import Readable, opened, read_up_to, size_in_bytes
+from torchcaps.io.limits import Readable, open_untrusted, read_body, size_in_bytes
 
 UNSIGNED_BYTES = 0x08
-AGAIN = "delete it and fetch it again"
+REFETCH_HINT = "delete it and fetch it again"
 
 
 def read_idx(path: str | Path, dimensions: int | None = None) -> Tensor:
-    """The array in an IDX file of unsigned bytes, gzipped or not.
+    """Read the array in an IDX file of unsigned bytes, gzipped or not.
 
-    dimensions  how many axes it must have: 3 for images (N, H, W), 1 for labels (N,)
+    Args:
+        path: the file.
+        dimensions: the number of axes it must have: 3 for images (N, H, W), 1 for labels (N,).
     """
     path = Path(path)
-    with opened(path, "fetch it again") as (file, at_most):
-        return _parse(file, path, dimensions, at_most)
+    with open_untrusted(path, "fetch it again") as (file, max_bytes):
+        return _parse(file, path, dimensions, max_bytes)
 
 
 def read_idx_pair(images: Path, labels: Path, class_names: tuple[str, ...]) -> Dataset:
-    """Greyscale images with their labels: (N, 1, H, W) from an IDX file of images and one of labels."""
+    """Read greyscale images (N, 1, H, W) and their labels from two IDX files."""
     pixels, ids = read_idx(images, 3), read_idx(labels, 1)
     if len(pixels) != len(ids):
         raise UserError(f"{images} has {len(pixels)} images but {labels} has {len(ids)} labels: fetch both again")
@@ -35,7 +37,7 @@ def read_idx_pair(images: Path, labels: Path, class_names: tuple[str, ...]) -> D
     return Dataset(pixels[:, None], ids.long(), class_names)
 
 
-def _parse(file: Readable, path: Path, dimensions: int | None, at_most: int) -> Tensor:
+def _parse(file: Readable, path: Path, dimensions: int | None, max_bytes: int) -> Tensor:
     magic = file.read(4)
     if len(magic) < 4 or magic[:2] != b"\0\0":
         raise UserError(f"{path} is not an IDX file: it starts with {magic.hex(' ') or 'nothing'}, not with 00 00")
@@ -51,13 +53,7 @@ def _parse(file: Readable, path: Path, dimensions: int | None, at_most: int) -> 
     shape = tuple(int.from_bytes(header[4 * i : 4 * i + 4], "big") for i in range(axes))
     expected = size_in_bytes(shape, 1)
     if len(header) < 4 * axes or expected is None:
-        raise UserError(f"{path} has the wrong length, or a damaged header of {axes} dimensions: {AGAIN}")
-    # The header is not trusted with an allocation before the file could possibly hold that much.
-    body = read_up_to(file, expected + 1) if expected <= at_most else bytearray()
-    if len(body) != expected:
-        held = "more" if len(body) > expected else "less"
-        raise UserError(
-            f"{path} has the wrong length: its header promises {expected:,} bytes {shape} and it holds {held}; {AGAIN}"
-        )
-    # frombuffer refuses an empty buffer, and an empty set of images is a legal file
+        raise UserError(f"{path} has the wrong length, or a damaged header of {axes} dimensions: {REFETCH_HINT}")
+    body = read_body(file, path, shape, expected, max_bytes, REFETCH_HINT)
+    # frombuffer refuses an empty buffer, but an empty set of images is valid
     return torch.frombuffer(body, dtype=torch.uint8).view(shape) if body else torch.empty(shape, dtype=torch.uint8)

@@ -1,7 +1,7 @@
-"""Numeric fields of one struct in a MATLAB file of level 5, and nothing else of it.
+"""A reader of the numeric fields of one struct in an untrusted MATLAB file of level 5.
 
-SciPy's reader takes any such file, and for that it trusts sizes, unpacks what it is given and follows cells into cells
-until the stack ends. Here a file has as many bytes as it has, what is not asked for is passed over, and nothing nests.
+SciPy's reader trusts sizes, unpacks without a limit and recurses into nested cells. Here sizes are checked against the
+file, other variables and fields are skipped, and nothing recurses.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from torchcaps.io.limits import PIECE, Readable, opened, read_up_to, size_in_bytes, unpacked
+from torchcaps.io.limits import CHUNK_BYTES, Readable, max_unpacked_bytes, open_untrusted, read_up_to, size_in_bytes
 
-MATRIX, COMPRESSED = 14, 15  # kinds of element beside numbers
+MATRIX, COMPRESSED = 14, 15  # types of element that are not numbers
 NUMBERS = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8", 12: "i8", 13: "u8"}
 STRUCT = 2
 CLASSES = {6: "f8", 7: "f4", 8: "i1", 9: "u1", 10: "i2", 11: "u2", 12: "i4", 13: "u4", 14: "i8", 15: "u8"}
@@ -22,7 +22,7 @@ MAX_FIELDS, MAX_NAME_BYTES = 64, 64
 
 
 class DamagedMat(Exception):
-    """Why a file cannot be read."""
+    """The file is damaged; the message says how."""
 
 
 class NotLevel5(DamagedMat):
@@ -30,12 +30,19 @@ class NotLevel5(DamagedMat):
 
 
 def read_struct(path: Path, variable: str, wanted: tuple[str, ...], remedy: str) -> dict[str, np.ndarray] | None:
-    """Those of the wanted fields that the variable has; None where no variable of the name is a struct of one element.
+    """Read the wanted fields of a struct; None if there is no such variable, or it is not a 1×1 struct.
 
-    returns  numbers in the shape that MATLAB shows; of what is no array of numbers, an empty array of objects
+    Args:
+        path: the file, gzipped or not.
+        variable: the name of the struct.
+        wanted: names of fields.
+        remedy: where to get a good copy, for error messages.
+
+    Returns:
+        Each wanted field that exists, as numbers in MATLAB's shape; a field without numbers is an empty object array.
     """
-    with opened(path, remedy) as (file, at_most):
-        source = _Source(file, at_most)
+    with open_untrusted(path, remedy) as (file, max_bytes):
+        source = _Source(file, max_bytes)
         header = bytes(source.take(128))
         order = {b"IM": "<", b"MI": ">"}.get(header[126:])
         if order is None:
@@ -49,7 +56,7 @@ def read_struct(path: Path, variable: str, wanted: tuple[str, ...], remedy: str)
             kind, size = source.long_tag(order)
             part = inside = source.part(size)
             if kind == COMPRESSED:
-                unzipped = _Source(_Inflated(part), unpacked(size))
+                unzipped = _Source(_Inflated(part), max_unpacked_bytes(size))
                 kind, size = unzipped.long_tag(order)
                 inside = unzipped.part(size)
             if kind != MATRIX:
@@ -82,7 +89,7 @@ def _read_variable(source: _Source, order: str, variable: str, wanted: tuple[str
 
 
 def _read_head(source: _Source, order: str) -> tuple[int, tuple[int, ...], bytes]:
-    """Class, shape and name of an array."""
+    """Read the class, shape and name of an array."""
     flags = _integers(source.element(order, 8), order)
     shape = _integers(source.element(order, 256), order)
     name = source.element(order, MAX_NAME_BYTES)[1]
@@ -96,11 +103,11 @@ def _read_numbers(source: _Source, order: str) -> np.ndarray:
     if kind not in CLASSES:
         return np.empty(0, dtype=object)
     stored, data = source.element(order, source.left)
-    # numbers are stored as the shortest type that holds them, whatever the array's own is
+    # numbers are stored in the smallest type that holds them, whatever the class of the array is
     code = order + NUMBERS.get(stored, "V0")
     if stored not in NUMBERS or size_in_bytes(shape, np.dtype(code).itemsize) != len(data):
         raise DamagedMat(f"an array of {'×'.join(map(str, shape))} has {len(data):,} bytes of type {stored}")
-    with np.errstate(invalid="ignore"):  # of a number that the array's own type cannot hold
+    with np.errstate(invalid="ignore"):  # for a number that the class of the array cannot hold
         return np.ndarray(shape, code, buffer=data, order="F").astype(CLASSES[kind], copy=False)
 
 
@@ -112,7 +119,7 @@ def _integers(element: tuple[int, bytes | bytearray], order: str) -> tuple[int, 
 
 
 class _Source:
-    """Bytes one after the other, of which `left` may still be read."""
+    """A stream of bytes, of which `left` may still be read."""
 
     def __init__(self, file: Readable, left: int) -> None:
         self.file, self.left = file, left
@@ -131,17 +138,17 @@ class _Source:
         return data
 
     def part(self, size: int) -> _Source:
-        """The next bytes as a source of their own."""
+        """Return the next bytes as a stream."""
         if size > self.left:
             raise DamagedMat("its parts are longer than it is")
         return _Source(self, size)
 
     def skip(self, size: int) -> None:
         while size:
-            size -= len(self.take(min(size, PIECE)))
+            size -= len(self.take(min(size, CHUNK_BYTES)))
 
     def tag(self, order: str) -> tuple[int, int, bytes | None]:
-        """Type and size of the next element; its bytes, too, where there are no more than four."""
+        """Read the type and size of the next element, and its bytes if they are at most four."""
         tag = self.take(8)
         first, second = np.frombuffer(tag, order + "u4").tolist()
         if first >> 16 == 0:
@@ -157,7 +164,7 @@ class _Source:
         return kind, size
 
     def element(self, order: str, most: int) -> tuple[int, bytes | bytearray]:
-        """Type and bytes of the next element, of no more than `most`."""
+        """Read the type and bytes of the next element, at most `most` bytes."""
         kind, size, small = self.tag(order)
         if small is not None:
             return kind, small
@@ -169,7 +176,7 @@ class _Source:
 
 
 class _Inflated:
-    """What a compressed element holds, unpacked no further than it is read."""
+    """The content of a compressed element, unpacked as it is read."""
 
     def __init__(self, packed: _Source) -> None:
         self.packed, self.inflate, self.ready = packed, zlib.decompressobj(), b""

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from torchcaps.data import MASK_SOURCES, SegmentationDataset, Splits, load_data, named_data, tiles
 from torchcaps.errors import UserError
+from torchcaps.io.atomic import write_text
 from torchcaps.metrics.similarity import features_of, kid, ssim
 from torchcaps.models import SynthesisModel, UNet
 from torchcaps.models.synthesis import TOGETHER, draw_masks
@@ -23,7 +24,6 @@ from torchcaps.train.distributed import make_fabric
 from torchcaps.train.environment import machine
 from torchcaps.train.loop import train
 from torchcaps.train.recipe import LossSection, Recipe, load_recipe
-from torchcaps.train.reports.classification import write_whole
 from torchcaps.train.setup import make_state
 from torchcaps.train.state import seeded
 from torchcaps.train.tasks import SegmentationTask
@@ -106,7 +106,7 @@ def judge(
         "kid_of_real": _kid(real_unets[0].unet, _floats(windows), _floats(held_out)),
     }
     if out is not None:
-        write_whole(out / "judge.json", json.dumps(result, indent=2, ensure_ascii=False) + "\n")
+        write_text(out / "judge.json", json.dumps(result, indent=2, ensure_ascii=False) + "\n")
     return result
 
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from torchcaps.data.split import HoldOut, divide
+from torchcaps.data.split import SplitOptions, split_dataset
 from torchcaps.errors import UserError, did_you_mean
 from torchcaps.explain.style import png_bytes
 from torchcaps.models import ImageModel
@@ -59,7 +59,7 @@ def run_suite(
         raise UserError(f"{source} has images with several labels: the suites need one class for each image")
     if n < 1:
         raise UserError(f"--n {n}: give the number of test images to use, at least 1")
-    chosen, _, _ = divide(dataset, None, None, HoldOut(validation=0, test=0, seed=seed, limit=n))
+    chosen, _, _ = split_dataset(dataset, None, None, SplitOptions(validation=0, test=0, seed=seed, limit=n))
     result = {**SUITES[suite](models, model.prepare(chosen.images), chosen.targets, seed=seed), "data": source}
     if out is not None:
         picture = png_bytes(FIGURES[suite](result))

@@ -15,7 +15,7 @@ from torchcaps.data import Batch
 from torchcaps.errors import UserError
 from torchcaps.explain.familiarity import own_threshold
 from torchcaps.explain.html import code, page, paragraph, picture, section, table
-from torchcaps.io.tensors import flush
+from torchcaps.io.atomic import write_text
 from torchcaps.train.reports import placement, rejection
 from torchcaps.train.reports.tested import Tested, surest
 
@@ -75,7 +75,7 @@ def write_page(
         if value is not False and value not in (None, {})
     ]
     first = [section("Summary", table(rows)), section("Learning curves", _curves(history))]
-    return write_whole(path, page(title, [*first, *sections, section("Recipe", code(recipe_text))]))
+    return write_text(path, page(title, [*first, *sections, section("Recipe", code(recipe_text))]))
 
 
 def _looks(model: nn.Module, test: Tested) -> dict[str, Callable[[Any, Tested], list[str]]]:
@@ -226,17 +226,3 @@ def _value(key: str, value: Any) -> str:
     if key == "versions":
         return ", ".join(f"{name} {version}" for name, version in value.items())
     return value if isinstance(value, str) else json.dumps(value, default=str)
-
-
-def write_whole(path: str | os.PathLike[str], text: str) -> Path:
-    """All or nothing: a reader never finds half a file, and a failed write leaves an earlier one as it was."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    half = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        half.write_text(text, encoding="utf-8")
-        flush(half)
-        os.replace(half, path)
-    finally:
-        half.unlink(missing_ok=True)
-    return path

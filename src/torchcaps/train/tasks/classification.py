@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from torchcaps import losses
-from torchcaps.data import Dataset, Resident, batches, centre_crop, class_weights
+from torchcaps.data import Dataset, DeviceLoader, batches, centre_crop, class_weights
 from torchcaps.errors import UserError
 from torchcaps.explain.familiarity import count_rejected, own_threshold, score_images
 from torchcaps.losses import combine
@@ -158,7 +158,7 @@ class ClassificationTask(Task):
 
     @torch.no_grad()
     def _evaluate_batches(self, model: ImageModel, dataset: Dataset, views: bool, size: int) -> ClassificationResult:
-        loader = Resident(dataset, model.device)
+        loader = DeviceLoader(dataset, model.device)
         totals, lengths = Totals(model.device, self.measure), []
         for images, targets in batches(loader, size, device=model.device, seed=0, epoch=0, shuffle=False):
             crop = 0 if images.shape[1:] == model.image_shape else model.image_shape[1]

@@ -13,13 +13,13 @@ from torch import Tensor
 from torchcaps import losses
 from torchcaps.data import SegmentationDataset
 from torchcaps.errors import UserError
+from torchcaps.io.atomic import write_text
 from torchcaps.losses import IGNORED, combine
 from torchcaps.metrics.scores import as_csv, score
 from torchcaps.models import SegmentationModel, SegmentationOutput
 from torchcaps.models.segmentation import to_mask
 from torchcaps.models.tiles import predict_map
 from torchcaps.train.recipe import LossSection, Recipe
-from torchcaps.train.reports.classification import write_whole
 from torchcaps.train.reports.segmentation import write_mask_report
 from torchcaps.train.tasks.base import Task
 from torchcaps.train.tasks.test_sets import segmentation_test_set
@@ -156,6 +156,6 @@ class SegmentationTask(Task):
         """Write report.html, and images.csv with the scores of every image."""
         scores = None if result is None else score(result.masks, part, page["model"].class_names)
         if scores is not None:
-            write_whole(folder / "images.csv", as_csv(scores))
+            write_text(folder / "images.csv", as_csv(scores))
         masks = [] if result is None else result.masks
         return write_mask_report(folder / "report.html", **page, segments=part, found=masks, scores=scores)

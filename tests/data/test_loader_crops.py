@@ -1,4 +1,4 @@
-"""Windows of images and masks: where they are taken, how many, and that both change alike."""
+"""Windows of images and masks: where they are taken, how many, and that both change in the same way."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from torchcaps.data import Crops, SegmentationDataset, epoch_size, resident, tiles
+from torchcaps.data import CropLoader, SegmentationDataset, epoch_size, make_loader, tiles
 from torchcaps.errors import UserError
 
 RNG = np.random.default_rng(0)
@@ -32,7 +32,7 @@ def seeded(seed=0) -> torch.Generator:
 )
 def test_a_window_is_a_part_of_its_image_or_ignored(sizes, crop, channels, seed):
     data = several(*sizes, channels=channels, classes=5)
-    crops = Crops(data, crop, "cpu")
+    crops = CropLoader(data, crop, "cpu")
     windows = data.windows(crop)
     assert len(crops) == len(windows) >= len(data)
     chosen = torch.tensor([(windows == i).nonzero()[-1, 0] for i in range(len(data))]).repeat(3)
@@ -58,7 +58,7 @@ def test_every_place_is_as_likely():
     data = several((6, 9), (4, 4))
     places = torch.arange(54, dtype=torch.uint8).view(1, 6, 9)
     data = SegmentationDataset([places, data.images[1]], [places[0] * 0, data.masks[1]], data.class_names, data.names)
-    images = Crops(data, 4, "cpu").take(torch.zeros(18_000, dtype=torch.long), seeded()).images
+    images = CropLoader(data, 4, "cpu").take(torch.zeros(18_000, dtype=torch.long), seeded()).images
     counts = torch.bincount((images[:, 0, 0, 0] * 255).round().long(), minlength=54).view(6, 9)
     assert counts[3:].sum() == counts[:, 6:].sum() == 0
     assert (counts[:3, :6] - 1000).abs().max() < 150
@@ -67,30 +67,30 @@ def test_every_place_is_as_likely():
 def test_small_images_go_on_as_in_a_mirror():
     image = torch.tensor([[[1, 2, 3]]], dtype=torch.uint8)
     data = SegmentationDataset([image], [torch.ones(1, 3, dtype=torch.uint8)], ("x", "y"), ("a",))
-    images, masks = Crops(data, 8, "cpu").take(torch.tensor([0]))[:2]
+    images, masks = CropLoader(data, 8, "cpu").take(torch.tensor([0]))[:2]
     assert (images[0, 0] * 255).round().int().tolist() == [[3, 2, 1, 2, 3, 2, 1, 2]] * 8
     assert masks[0].tolist() == [[255, 255, 1, 1, 1, 255, 255, 255] if row == 3 else [255] * 8 for row in range(8)]
     dot = SegmentationDataset([image[..., :1]], [torch.ones(1, 1, dtype=torch.uint8)], ("x", "y"), ("a",))
-    images, masks = Crops(dot, 3, "cpu").take(torch.tensor([0, 0]))[:2]
+    images, masks = CropLoader(dot, 3, "cpu").take(torch.tensor([0, 0]))[:2]
     assert ((images * 255).round() == 1).all()
     assert (masks == 1).sum((1, 2)).tolist() == [1, 1]
 
 
 def test_windows_depend_on_the_generator_alone_and_may_be_none():
-    crops = Crops(several((20, 20), (30, 40)), 5, "cpu")
+    crops = CropLoader(several((20, 20), (30, 40)), 5, "cpu")
     indices = torch.tensor([0, 1, 1])
     first, again, other = (crops.take(indices, seeded(seed)).images for seed in (0, 0, 1))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
     assert crops.take(indices[:0]).images.shape == (0, 1, 5, 5)
-    assert crops.home == torch.device("cpu")
+    assert crops.index_device == torch.device("cpu")
     for crop, data, word in ((0, several((2, 2)), "crop=0"), (3, several(), "no images")):
         with pytest.raises(UserError, match=word):
-            Crops(data, crop, "cpu")
+            CropLoader(data, crop, "cpu")
 
 
 def test_taking_windows_neither_reads_a_value_nor_shapes_by_one():
-    crops = Crops(several((9, 9), (4, 12)), 6, "cpu")
+    crops = CropLoader(several((9, 9), (4, 12)), 6, "cpu")
     with FakeTensorMode(allow_non_fake_inputs=True):  # tensors without values, as while a CUDA graph is recorded
         images, masks = crops.take(torch.arange(2))[:2]
     assert (images.shape, masks.shape) == ((2, 1, 6, 6), (2, 6, 6))
@@ -99,7 +99,7 @@ def test_taking_windows_neither_reads_a_value_nor_shapes_by_one():
 def test_an_epoch_has_as_many_windows_as_images_have_room_for():
     data = several((8, 8), (8, 16), (3, 3), (20, 10))
     assert data.windows(8).tolist() == [0, 1, 1, 2, 3, 3, 3]
-    assert epoch_size(data, 8) == len(resident(data, "cpu", crop=8)) == 7
+    assert epoch_size(data, 8) == len(make_loader(data, "cpu", crop=8)) == 7
     assert data.window() == 8  # the usual side
     assert several((600, 700)).window() == 256
     assert several((600, 700)).window(512) == 512
@@ -118,7 +118,7 @@ def test_what_a_warp_brings_in_is_image_and_not_black(changes):
     stripes = torch.full((1, 40, 40), 200, dtype=torch.uint8)
     stripes[:, :, ::8] = 90
     data = SegmentationDataset([stripes], [(stripes[0] < 100).byte()], ("a", "b"), ("x",))
-    images, masks = resident(data, "cpu", crop=16, **changes).take(torch.zeros(40, dtype=torch.long), seeded())[:2]
+    images, masks = make_loader(data, "cpu", crop=16, **changes).take(torch.zeros(40, dtype=torch.long), seeded())[:2]
     assert (images.shape, masks.shape) == ((40, 1, 16, 16), (40, 16, 16))
     assert images.min() > 60 / 255
     sure = (images[:, 0] < 100 / 255) | (images[:, 0] > 190 / 255)
@@ -128,7 +128,7 @@ def test_what_a_warp_brings_in_is_image_and_not_black(changes):
 
 def test_without_changes_every_pixel_is_as_likely_at_the_edge_as_inside():
     data = SegmentationDataset([torch.zeros(1, 12, 12).byte()], [torch.ones(12, 12).byte()], ("a", "b"), ("x",))
-    masks = resident(data, "cpu", crop=12, rotate=20.0).take(torch.zeros(8, dtype=torch.long), seeded()).targets
+    masks = make_loader(data, "cpu", crop=12, rotate=20.0).take(torch.zeros(8, dtype=torch.long), seeded()).targets
     assert (masks[:, 4:8, 4:8] == 1).all()
     assert (masks == 255).any()
 

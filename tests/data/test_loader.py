@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from torchcaps.data import Dataset, Resident, batches, class_weights, num_batches
+from torchcaps.data import Dataset, DeviceLoader, batches, class_weights, num_batches
 from torchcaps.data import batches as batches_function
 from torchcaps.errors import UserError
 
@@ -17,10 +17,10 @@ def order(data, batch_size=5, *, seed=0, epoch=0, **options) -> list[int]:
 
 
 def test_order_depends_only_on_seed_and_epoch():
-    data, resident = numbered(), Resident(numbered(), "cpu")
+    data, loader = numbered(), DeviceLoader(numbered(), "cpu")
     expected = order(data, seed=3, epoch=4)
     torch.rand(7)  # the global generator has no say
-    assert order(resident, seed=3, epoch=4) == expected
+    assert order(loader, seed=3, epoch=4) == expected
     assert order(data, 7, seed=3, epoch=4) == expected
     assert sorted(expected) == list(range(23)) != expected
     assert expected != order(data, seed=4, epoch=3)
@@ -71,10 +71,10 @@ def test_images_too_large_for_the_device_stay_on_the_host(monkeypatch):
     cuda = torch.device("cuda")
     assert module._fits(torch.zeros(149, dtype=torch.uint8), cuda)
     assert not module._fits(torch.zeros(150, dtype=torch.uint8), cuda)
-    # a resident whose images stayed behind hands out the same batches
+    # a loader whose images stayed behind hands out the same batches
     monkeypatch.setattr(module, "_fits", lambda images, device: False)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self)
-    assert not Resident(numbered(), "cpu").on_device
+    assert not DeviceLoader(numbered(), "cpu").on_device
     host = order(numbered(), seed=5)
     monkeypatch.undo()
     assert host == order(numbered(), seed=5)
