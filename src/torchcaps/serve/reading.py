@@ -50,7 +50,7 @@ def look(served: ServedModel, image: Tensor, question: requests.PredictRequest) 
     if question.decode is None and iterations is None and not isinstance(model, CapsuleModel):
         return Seen(model(image[None]), [])
     capsules = served.capsules
-    parents, _ = capsules.classes.route(capsules.children_of(image[None]), iterations or capsules.classes.iterations)
+    parents = capsules.classes(capsules.children_of(image[None]), iterations=iterations)
     chosen = question.decode or longest(parents.activation[0], question.top)
     redrawn = capsules.reconstruct_each(parents, torch.tensor([chosen]))[0]  # type: ignore[index]
     return Seen(Output(parents.activation, parents.pose), chosen, redrawn)
