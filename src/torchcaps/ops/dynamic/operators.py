@@ -28,7 +28,9 @@ def plain_chunked(
     bias = u.new_zeros(weight.shape[1:3], dtype=wide) if bias is None else bias.to(wide)
     with no_autocast(u):
         poses, coupled, sums = by_products.forward(u.to(wide), weight.to(wide), bias, iterations, leaky, couplings)
-    return poses.to(dtype), coupled.to(dtype), sums
+    if dtype != wide:
+        poses, coupled = poses.to(dtype), coupled.to(dtype)
+    return poses, coupled, sums
 
 
 chunked = torch.library.custom_op("torchcaps::dynamic_routing_chunked", plain_chunked, mutates_args=())
