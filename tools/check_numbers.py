@@ -80,7 +80,7 @@ def routing_errors() -> dict[str, float]:
         results = []
         for backend in ("reference", "chunked"):
             os.environ["TORCHCAPS_BACKEND"] = backend
-            poses = dynamic_routing(u, weight, iterations=3)
+            poses = dynamic_routing(u, weight, iterations=3).poses
             results.append([poses, *torch.autograd.grad(poses.square().sum(), [u, weight])])
         found[f"{B}×{I}×{K} → {J}×{D}"] = max((a - b).abs().max().item() for a, b in zip(*results))
     os.environ["TORCHCAPS_BACKEND"] = before

@@ -7,14 +7,16 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-PRESENT = 0.5  # where an image may hold any number of classes, one counts as found from this length on
+PRESENT = 0.5  # with several classes in an image, a class counts as found from this length on
 
 
 class Capsules:
-    """A layer's capsules: what each one saw (pose) and how sure it is (activation).
+    """The capsules of a layer.
 
-    pose        (B, I, K) dense, or (B, T, D, H, W) convolutional
-    activation  (B, I) or (B, T, H, W); for vector capsules it is the length of the pose and may be left out
+    Args:
+        pose: (B, I, K) dense, or (B, T, D, H, W) maps.
+        activation: (B, I) or (B, T, H, W) how present each capsule is; omit it for vector capsules, where it is the
+            length of the pose.
     """
 
     __slots__ = ("_activation", "pose")
@@ -25,7 +27,8 @@ class Capsules:
 
     @property
     def activation(self) -> Tensor:
-        # Computed on first use: dynamic routing never asks for the children's lengths.
+        """(B, I) or (B, T, H, W) how present each capsule is."""
+        # Computed on first use: dynamic routing does not need the lengths of the children.
         if self._activation is None:
             self._activation = length(self.pose, dim=2)
         return self._activation
@@ -44,9 +47,13 @@ def as_capsules(value: Capsules | Tensor) -> Capsules:
 
 
 def length(pose: Tensor, dim: int = -1) -> Tensor:
-    """The length of each pose vector; its gradient at zero is zero.
+    """Compute the length of each pose vector; its gradient at zero is zero.
 
-    pose     (..., D, ...)  D at dim
-    returns  (..., ...)     at least float32
+    Args:
+        pose: (..., D, ...) with D at dim.
+        dim: the axis of a vector.
+
+    Returns:
+        (..., ...) at least float32.
     """
     return torch.linalg.vector_norm(pose, dim=dim, dtype=torch.promote_types(pose.dtype, torch.float32))

@@ -1,4 +1,4 @@
-"""The one exception for what a user can put right."""
+"""The exception for mistakes that a user can correct."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 
 
 class UserError(ValueError):
-    """A mistake the user can put right; its message says what was wrong and what to do.
+    """A mistake that the user can correct; the message says what was wrong and how to fix it.
 
-    The command line prints the message without a traceback and exits with 2. Names of files and words from them are
-    part of messages, so what could move the cursor of a terminal, or end a line, is written as its escape.
+    The command line prints the message without a traceback and exits with 2. Messages contain file names and text from
+    files, so control characters and line breaks are escaped.
     """
 
     def __str__(self) -> str:
@@ -27,14 +27,14 @@ class UnreadableImage(UserError):
 
 
 class LostProcess(UserError):
-    """Another process of the run is gone: the first of them may be, so the second says it, too."""
+    """Another process of the run is gone. Rank 0 may be that process, so rank 1 reports it, too."""
 
 
-MAX_MESSAGE_CHARACTERS = 2000  # characters of a message: a name from a damaged file may have any length
+MAX_MESSAGE_CHARACTERS = 2000  # a name from a damaged file may have any length
 
 
 def printable(text: str) -> str:
-    """One line of what every terminal and every encoding can show as it is meant."""
+    """Escape what a terminal cannot print, and cut the middle of long text."""
     shown = (
         text
         if len(text) <= MAX_MESSAGE_CHARACTERS
@@ -44,7 +44,7 @@ def printable(text: str) -> str:
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
-    """ " Did you mean 'mnist'?" for the nearest of the choices, or the list of them all."""
+    """Return "did you mean 'mnist'?" for the nearest choice, or the list of all choices."""
     known = sorted(choices)
     near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     return f"did you mean {near[0]!r}?" if near else "choose one of: " + ", ".join(known)

@@ -148,7 +148,7 @@ def sampling_grid(poses: Affine, view_size: tuple[int, int], image_size: tuple[i
 
 
 def _times(linear: Tensor, places: Tensor) -> Tensor:
-    """Matrices (..., 2, 2) times places (..., 2), in float32 under autocast; far faster than so many small products."""
+    """Matrices (..., 2, 2) times places (..., 2), in float32 under autocast; far faster than many small products."""
     return linear[..., 0] * places[..., :1] + linear[..., 1] * places[..., 1:]
 
 

@@ -1,4 +1,4 @@
-"""Losses, each returning one value per example; `combine` weighs them into the number that is minimised."""
+"""Losses, each with one value per example; `combine` adds them up with weights."""
 
 from __future__ import annotations
 
@@ -8,18 +8,24 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-IGNORED = 255  # in a mask: pixels that count for nothing
+IGNORED = 255  # in a mask: pixels that do not count
 _TINY = 1e-6  # keeps log p and its gradient finite at p = 0
 
 
 def margin_loss(
     lengths: Tensor, targets: Tensor, *, present: float = 0.9, absent: float = 0.1, down_weight: float = 0.5
 ) -> Tensor:
-    """Each class's capsule should be long if the class is there and short if not (Eq. 4), summed over classes.
+    """Penalise short capsules of present classes and long capsules of absent ones (Eq. 4), summed over classes.
 
-    lengths  (B, J)  the class capsules' lengths, as they are: no softmax
-    targets  (B,) class ids, or (B, J) multi-hot for several classes at once
-    returns  (B,)
+    Args:
+        lengths: (B, J) of the class capsules, without softmax.
+        targets: (B,) class ids, or (B, J) multi-hot for several classes at once.
+        present: margin for present classes.
+        absent: margin for absent classes.
+        down_weight: weight of absent classes.
+
+    Returns:
+        (B,).
     """
     check_batch("margin_loss", lengths, targets)
     there = multi_hot(targets, lengths.shape[-1]).to(lengths.dtype)
@@ -29,12 +35,15 @@ def margin_loss(
 
 
 def spread_loss(activations: Tensor, targets: Tensor, margin: float | Tensor = 0.9) -> Tensor:
-    """The right class should be more active than each other one by a margin (Hinton et al. 2018), summed over those.
+    """Penalise classes whose activation is within a margin of the target's (Hinton et al. 2018), summed over classes.
 
-    activations  (B, J)
-    targets      (B,) class ids
-    margin       0.2 at first, then up to 0.9: so that few capsules die early
-    returns      (B,)
+    Args:
+        activations: (B, J).
+        targets: (B,) class ids.
+        margin: raise it in training from 0.2 to 0.9, so that few capsules die early.
+
+    Returns:
+        (B,).
     """
     check_batch("spread_loss", activations, targets)
     right = activations.gather(1, targets[:, None])
@@ -43,10 +52,14 @@ def spread_loss(activations: Tensor, targets: Tensor, margin: float | Tensor = 0
 
 
 def reconstruction_loss(reconstruction: Tensor, images: Tensor) -> Tensor:
-    """The squared error, summed over all pixels and channels of an image (not averaged).
+    """Sum the squared error over all pixels and channels of an image (not the mean).
 
-    reconstruction, images  (B, C, H, W), or (B, M, C, H, W) for several images each
-    returns                 (B,)
+    Args:
+        reconstruction: (B, C, H, W), or (B, M, C, H, W) for several images each.
+        images: of the same shape.
+
+    Returns:
+        (B,).
     """
     if reconstruction.shape != images.shape:
         raise ValueError(f"reconstruction_loss: shapes differ, {tuple(reconstruction.shape)} and {tuple(images.shape)}")
@@ -54,11 +67,14 @@ def reconstruction_loss(reconstruction: Tensor, images: Tensor) -> Tensor:
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Softmax cross-entropy for class ids, binary cross-entropy summed over classes for multi-hot targets.
+    """Compute softmax cross-entropy for class ids, binary cross-entropy summed over classes for multi-hot targets.
 
-    logits   (B, J)
-    targets  (B,) class ids, or (B, J) multi-hot
-    returns  (B,)
+    Args:
+        logits: (B, J).
+        targets: (B,) class ids, or (B, J) multi-hot.
+
+    Returns:
+        (B,).
     """
     if targets.ndim == 1:
         return functional.cross_entropy(logits, targets, reduction="none")
@@ -66,11 +82,15 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def combine(terms: dict[str, Tensor], weights: dict[str, float], example_weights: Tensor | None = None) -> Tensor:
-    """Σ weight · term, averaged over the batch; a term without a weight does not count.
+    """Compute Σ weight · term, averaged over the batch; terms without a weight do not count.
 
-    terms            name → (B,)
-    example_weights  (B,)  for imbalanced classes
-    returns          ()
+    Args:
+        terms: name → (B,).
+        weights: name → weight.
+        example_weights: (B,) for imbalanced classes.
+
+    Returns:
+        ().
     """
     total = sum(weight * terms[name] for name, weight in weights.items() if weight)
     if not isinstance(total, Tensor):
@@ -79,13 +99,14 @@ def combine(terms: dict[str, Tensor], weights: dict[str, float], example_weights
 
 
 def check_batch(name: str, values: Tensor, targets: Tensor) -> None:
+    """Raise ValueError unless values (B, ...) and targets (B, ...) have the same number of examples."""
     # Sizes, not len(), which torch.export takes for constants.
-    if values.shape[0] != targets.shape[0]:  # one target would silently be taken for every example
+    if values.shape[0] != targets.shape[0]:  # a single target would be broadcast to all examples
         raise ValueError(f"{name}: {len(values)} examples, but {len(targets)} targets")
 
 
 def multi_hot(targets: Tensor, classes: int) -> Tensor:
-    """(B,) class ids or (B, J) multi-hot → (B, J) multi-hot, float."""
+    """Convert (B,) class ids, or (B, J) multi-hot, to (B, J) multi-hot, float."""
     if targets.ndim == 1:
         return functional.one_hot(targets.long(), classes).to(torch.get_default_dtype())
     if targets.shape[-1] != classes:
@@ -96,17 +117,20 @@ def multi_hot(targets: Tensor, classes: int) -> Tensor:
 def mask_cross_entropy(
     presence: Tensor, masks: Tensor, positive_weight: float = 1.0, logits: Tensor | None = None
 ) -> Tensor:
-    """Binary cross-entropy of each class against the rest, averaged over classes and pixels.
+    """Compute binary cross-entropy of each class against the rest, averaged over classes and pixels.
 
-    presence         (B, K, H, W)  probabilities; K = 1 is the positive class alone
-    masks            (B, H, W)     class ids; 255 is ignored
-    positive_weight  how much a pixel of the class counts, against 1 for a pixel of the rest
-    logits           (B, K, H, W)  what the probabilities were made of (sigmoid, of several classes softmax), if known:
-                                   then a pixel that is all but certain, and wrong, can still be learned from
-    returns          (B,)
+    Args:
+        presence: (B, K, H, W) probabilities; K = 1 is the positive class alone.
+        masks: (B, H, W) class ids; 255 is ignored.
+        positive_weight: weight of a pixel of the class; other pixels have weight 1.
+        logits: (B, K, H, W) before the sigmoid, or before the softmax for several classes, if known; with them a
+            pixel whose wrong probability is rounded to 0 or 1 still has a gradient.
+
+    Returns:
+        (B,).
     """
     there, counted = _there_and_counted("mask_cross_entropy", presence, masks)
-    p = _at_least_float32(presence).clamp(0, 1)  # lengths that were rounded may lie a little outside
+    p = _at_least_float32(presence).clamp(0, 1)  # lengths may be a little outside, by rounding
     log_there, log_rest = _log(p), _log(1 - p)
     if logits is not None:
         known = _at_least_float32(logits)
@@ -118,11 +142,14 @@ def mask_cross_entropy(
 
 
 def dice_loss(presence: Tensor, masks: Tensor) -> Tensor:
-    """How little prediction and truth overlap: 1 − (2 Σpt + 1) / (Σp + Σt + 1) over pixels, averaged over classes.
+    """Compute the Dice loss 1 − (2 Σpt + 1) / (Σp + Σt + 1) over pixels, averaged over classes.
 
-    presence  (B, K, H, W)  probabilities; K = 1 is the positive class alone
-    masks     (B, H, W)     class ids; 255 is ignored
-    returns   (B,)
+    Args:
+        presence: (B, K, H, W) probabilities; K = 1 is the positive class alone.
+        masks: (B, H, W) class ids; 255 is ignored.
+
+    Returns:
+        (B,).
     """
     there, counted = _there_and_counted("dice_loss", presence, masks)
     p = _at_least_float32(presence).masked_fill(~counted[:, None], 0).flatten(2)
@@ -133,11 +160,17 @@ def dice_loss(presence: Tensor, masks: Tensor) -> Tensor:
 def mask_margin_loss(
     presence: Tensor, masks: Tensor, present: float = 0.9, absent: float = 0.1, down_weight: float = 0.5
 ) -> Tensor:
-    """The margin loss (Eq. 4) of every pixel, summed over classes and averaged over pixels.
+    """Compute the margin loss (Eq. 4) of every pixel, summed over classes and averaged over pixels.
 
-    presence  (B, K, H, W)  the capsules' lengths; K = 1 is the positive class alone
-    masks     (B, H, W)     class ids; 255 is ignored
-    returns   (B,)
+    Args:
+        presence: (B, K, H, W) lengths of the capsules; K = 1 is the positive class alone.
+        masks: (B, H, W) class ids; 255 is ignored.
+        present: margin for pixels of the class.
+        absent: margin for other pixels.
+        down_weight: weight of other pixels.
+
+    Returns:
+        (B,).
     """
     there, counted = _there_and_counted("mask_margin_loss", presence, masks)
     p = _at_least_float32(presence)
@@ -147,11 +180,15 @@ def mask_margin_loss(
 
 
 def masked_reconstruction_loss(reconstruction: Tensor, images: Tensor, masks: Tensor) -> Tensor:
-    """The squared error of drawing what the mask shows and leaving the rest black, averaged over channels and pixels.
+    """Average the squared error over channels and pixels; the target is the image inside the mask and black outside.
 
-    reconstruction, images  (B, C, H, W)
-    masks                   (B, H, W)  class ids: above 0 the image is to be drawn; 255 is ignored
-    returns                 (B,)
+    Args:
+        reconstruction: (B, C, H, W).
+        images: (B, C, H, W).
+        masks: (B, H, W) class ids; above 0 is inside, 255 is ignored.
+
+    Returns:
+        (B,).
     """
     if reconstruction.shape != images.shape:
         shapes = f"{tuple(reconstruction.shape)} and {tuple(images.shape)}"
@@ -163,12 +200,16 @@ def masked_reconstruction_loss(reconstruction: Tensor, images: Tensor, masks: Te
 
 
 def adversarial_loss(logits: Tensor, real: bool, *, kind: str = "bce", smoothing: float = 0.0) -> Tensor:
-    """How far a discriminator's answers are from taking images for real, or for drawn; averaged over patches.
+    """Compare a discriminator's logits with the label real or generated, averaged over patches.
 
-    logits     (B, …)  one for each patch
-    kind       "bce": binary cross-entropy; "least_squares": the squared distance from 1 or 0 (Mao et al. 2017)
-    smoothing  real is 1 less this much, so that a discriminator is never sure (one-sided, Salimans et al. 2016)
-    returns    (B,)
+    Args:
+        logits: (B, …) one for each patch.
+        real: the label.
+        kind: "bce", binary cross-entropy, or "least_squares", the squared distance from 1 or 0 (Mao et al. 2017).
+        smoothing: one-sided label smoothing; the label real is 1 − smoothing (Salimans et al. 2016).
+
+    Returns:
+        (B,).
     """
     values = _at_least_float32(logits).flatten(1)
     wanted = torch.full_like(values, 1 - smoothing if real else 0.0)
@@ -180,11 +221,15 @@ def adversarial_loss(logits: Tensor, real: bool, *, kind: str = "bce", smoothing
 
 
 def l1_loss(drawn: Tensor, images: Tensor, masks: Tensor) -> Tensor:
-    """The absolute difference, averaged over channels and pixels.
+    """Average the absolute difference over channels and pixels.
 
-    drawn, images  (B, C, H, W)
-    masks          (B, H, W)  class ids: 255 is ignored
-    returns        (B,)
+    Args:
+        drawn: (B, C, H, W).
+        images: (B, C, H, W).
+        masks: (B, H, W) class ids; 255 is ignored.
+
+    Returns:
+        (B,).
     """
     if drawn.shape != images.shape:
         raise ValueError(f"l1_loss: shapes differ, {tuple(drawn.shape)} and {tuple(images.shape)}")
@@ -193,17 +238,23 @@ def l1_loss(drawn: Tensor, images: Tensor, masks: Tensor) -> Tensor:
 
 
 def feature_loss(drawn: Sequence[Tensor], real: Sequence[Tensor]) -> Tensor:
-    """How far apart a discriminator's layers see two images (Wang et al. 2018): the absolute difference, averaged over
-    each layer's maps, then over layers.
+    """Compare a discriminator's feature maps of two images (Wang et al. 2018).
 
-    drawn, real  (B, channels, h, w) of every layer
-    returns      (B,)
+    The absolute difference is averaged over each layer's maps, then over layers.
+
+    Args:
+        drawn: (B, channels, h, w) of every layer.
+        real: the same of the real images.
+
+    Returns:
+        (B,).
     """
     apart = [(_at_least_float32(a) - _at_least_float32(b)).abs().flatten(1).mean(1) for a, b in zip(drawn, real)]
     return torch.stack(apart).mean(0)
 
 
 def check_masks(name: str, values: Tensor, masks: Tensor) -> None:
+    """Raise ValueError unless values are (B, channels, H, W) and masks (B, H, W) of the same sizes."""
     if values.ndim != 4 or values.shape[:1] + values.shape[2:] != masks.shape:
         shapes = f"{tuple(values.shape)} and {tuple(masks.shape)}"
         raise ValueError(f"{name}: expected shapes (B, channels, H, W) and (B, H, W), got {shapes}")

@@ -1,19 +1,18 @@
-"""Assertions that a routing, or a layer of capsules, of one's own should pass.
+"""Assertions for your own routing or capsule layer.
 
-Each takes a routing, `routing(u, weight) → (poses, couplings)`, and tensors to try it on:
+Each takes a routing, `routing(u, weight)`, and tensors to try it on:
 
-    u        (B, I, K)     children
-    weight   (I, J, D, K)  or whatever the routing takes, its first axis the children
-    poses    (B, J, D)     as a tensor or as Capsules
-    couplings  (B, I, J)   may be left out, or None, where nothing is said about them
+    u          (B, I, K) children
+    weight     (I, J, D, K), or another tensor with the children as its first axis
 
-Those whose weight may be None take a layer just as well, `layer(u) → poses`. `routing_of` makes a routing of a layer
-that owns its weight, for the others:
+A routing returns `torchcaps.ops.Routed`, a tuple (poses, couplings) or the poses alone. Poses (B, J, D) are a tensor or
+Capsules; couplings are (B, I, J) or None. Where weight may be None, a layer is accepted, too: `layer(u) → poses`.
+For the other assertions `routing_of` turns a layer with its own weight into a routing:
 
     layer = DenseCaps(6, 4, 3, 5)
     assert_children_permute(routing_of(layer), torch.randn(2, 6, 4), layer.weight)
 
-An assertion that fails says which property was violated, where and by how much.
+A failed assertion names the violated property, and where and by how much it is violated.
 """
 
 from __future__ import annotations
@@ -27,12 +26,19 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from torchcaps.capsules import as_capsules, length
+from torchcaps.ops import Routed
 
 Routing = Callable[..., Any]
 
 
 def routing_of(layer: nn.Module, parameter: str = "weight", **options: Any) -> Routing:
-    """A layer as a function of its children and one of its parameters; options are passed on to its forward."""
+    """Turn a layer into a function of its children and one of its parameters.
+
+    Args:
+        layer: called with the children.
+        parameter: name of the parameter.
+        options: passed on to the layer's forward.
+    """
 
     def routing(u: Tensor, weight: Tensor) -> Any:
         return functional_call(layer, {parameter: weight}, (u,), options)
@@ -41,7 +47,13 @@ def routing_of(layer: nn.Module, parameter: str = "weight", **options: Any) -> R
 
 
 def assert_children_permute(routing: Routing, u: Tensor, weight: Tensor) -> None:
-    """The order of the children means nothing: permuting them with their weights permutes the couplings, no more."""
+    """Assert that permuting the children with their weights permutes the couplings and keeps the poses.
+
+    Args:
+        routing: routing(u, weight).
+        u: (B, I, K) children.
+        weight: (I, J, D, K).
+    """
     poses, couplings = _call(routing, u, weight)
     order = torch.arange(u.shape[1] - 1, -1, -1, device=u.device).roll(u.shape[1] // 3)
     again, coupled = _call(routing, u[:, order], weight[order])
@@ -51,7 +63,13 @@ def assert_children_permute(routing: Routing, u: Tensor, weight: Tensor) -> None
 
 
 def assert_batch_independent(routing: Routing, u: Tensor, weight: Tensor | None = None) -> None:
-    """An example's result does not depend on what else is in the batch, and an empty batch gives an empty result."""
+    """Assert that an example's result does not depend on the rest of the batch, and that an empty batch works.
+
+    Args:
+        routing: routing(u, weight), or a layer if weight is None.
+        u: (B, I, K) children.
+        weight: (I, J, D, K), or None.
+    """
     poses, couplings = _call(routing, u, weight)
     for b in range(u.shape[0]):
         alone, coupled = _call(routing, u[b : b + 1], weight)
@@ -65,41 +83,59 @@ def assert_batch_independent(routing: Routing, u: Tensor, weight: Tensor | None 
 
 
 def assert_couplings_normalised(routing: Routing, u: Tensor, weight: Tensor, *, leaky: bool = False) -> None:
-    """What a child gives to its parents is not negative and sums to 1; leaky: to at most 1, and not everywhere to 1."""
+    """Assert that a child's couplings are not negative and sum to 1 over its parents.
+
+    Args:
+        routing: routing(u, weight).
+        u: (B, I, K) children.
+        weight: (I, J, D, K).
+        leaky: the sum is at most 1, and less for at least one child.
+    """
     poses, couplings = _call(routing, u, weight)
     assert couplings is not None, "the routing returned no couplings"
     expected = (*u.shape[:2], poses.shape[1])
     assert couplings.shape == expected, f"couplings have shape {tuple(couplings.shape)}, not (B, I, J) = {expected}"
     if not couplings.numel():
         return
-    assert couplings.min() >= 0, f"a coupling is negative or NaN: the least is {couplings.min():.3g}"
+    assert couplings.min() >= 0, f"a coupling is negative or NaN: the smallest is {couplings.min():.3g}"
     totals, slack = couplings.double().sum(-1), _tolerance(couplings.dtype)
     if leaky:
-        assert totals.max() <= 1 + slack, f"a child gives its parents {totals.max():.6g}, more than 1"
-        assert totals.min() < 1 - slack, "no child keeps anything to itself: leaky couplings should sum to less than 1"
+        assert totals.max() <= 1 + slack, f"a child's couplings sum over its parents to {totals.max():.6g}, more than 1"
+        assert totals.min() < 1 - slack, "no child keeps any coupling: with leaky some should sum to less than 1"
     else:
         worst = totals.flatten()[(totals - 1).abs().argmax()]
         assert (worst - 1).abs() <= slack, f"a child's couplings sum over its parents to {worst:.6g}, not to 1"
 
 
 def assert_lengths_bounded(routing: Routing, u: Tensor, weight: Tensor | None = None) -> None:
-    """Poses are at most 1 long, with the children as given, a thousand times larger or a thousand times smaller."""
+    """Assert that poses are at most 1 long, for children as given, 1000 times larger and 1000 times smaller.
+
+    Args:
+        routing: routing(u, weight), or a layer if weight is None.
+        u: (B, I, K) children.
+        weight: (I, J, D, K), or None.
+    """
     for scale in (1.0, 1e3, 1e-3):
         poses, _ = _call(routing, u * scale, weight)
         lengths = length(poses)
         assert lengths.isfinite().all(), f"a pose is not finite with the children scaled by {scale:g}"
         longest = lengths.max().item() if lengths.numel() else 0.0
         limit = 1 + _tolerance(poses.dtype)
-        assert longest <= limit, f"a pose is {longest:.6g} long with the children scaled by {scale:g}: more than 1"
+        assert longest <= limit, f"a pose has length {longest:.6g} with the children scaled by {scale:g}, more than 1"
 
 
 def assert_finite_gradients(
     routing: Routing, u: Tensor, weight: Tensor | None = None, *, largest: float | None = None
 ) -> None:
-    """No NaN or infinity, forward or backward, for children that are zero, all equal, huge or tiny.
+    """Assert that results and gradients are finite for children that are zero, all equal, huge or tiny.
 
-    Huge: `largest`, or the largest whose squares u's dtype can hold. Tiny: those whose squares it just can, and just
-    cannot.
+    Tiny children are those whose squares the dtype of u can just hold, and just cannot.
+
+    Args:
+        routing: routing(u, weight), or a layer if weight is None.
+        u: (B, I, K) children.
+        weight: (I, J, D, K), or None.
+        largest: magnitude of huge children; by default the largest whose squares the dtype of u can hold.
     """
     limits = torch.finfo(u.dtype)
     cases = {
@@ -126,9 +162,14 @@ def assert_finite_gradients(
 
 
 def assert_gradcheck(routing: Routing, u: Tensor, weight: Tensor | None = None, *, every_entry: bool = False) -> None:
-    """Gradients of the children, of the weight and of a layer's parameters agree with finite differences, in float64.
+    """Assert that gradients of children, weight and a layer's parameters agree with finite differences, in float64.
 
-    every_entry  checks the Jacobian entry by entry, not along random directions: slow beyond a few hundred numbers
+    Args:
+        routing: routing(u, weight), or a layer if weight is None.
+        u: (B, I, K) children.
+        weight: (I, J, D, K), or None.
+        every_entry: check the Jacobian entry by entry instead of along random directions; slow beyond a few hundred
+            values.
     """
     if isinstance(routing, nn.Module):
         layer = copy.deepcopy(routing).double()
@@ -151,8 +192,10 @@ def assert_gradcheck(routing: Routing, u: Tensor, weight: Tensor | None = None, 
 
 
 def _call(routing: Routing, u: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-    """Poses and, where the routing gives them, couplings."""
+    """Poses and, if the routing returns them, couplings."""
     result = routing(u) if weight is None else routing(u, weight)
+    if isinstance(result, Routed):
+        return result.poses, result.couplings
     poses, couplings = result if isinstance(result, tuple) else (result, None)
     return as_capsules(poses).pose, couplings
 
@@ -161,7 +204,7 @@ def _assert_same(got: Tensor, expected: Tensor, violation: str) -> None:
     assert got.shape == expected.shape, f"{violation}: shape {tuple(got.shape)}, not {tuple(expected.shape)}"
     if got.numel():
         error, slack = (got - expected).abs().max().item(), _tolerance(got.dtype)
-        assert error <= slack, f"{violation}: by {error:.3g}, where rounding explains {slack:.1g}"
+        assert error <= slack, f"{violation}: by {error:.3g}, more than rounding explains ({slack:.1g})"
 
 
 def _leaf(x: Tensor) -> Tensor:
@@ -169,5 +212,5 @@ def _leaf(x: Tensor) -> Tensor:
 
 
 def _tolerance(dtype: torch.dtype) -> float:
-    """What rounding may do: half the digits of the dtype."""
+    """Allowed rounding error: half the digits of the dtype."""
     return torch.finfo(dtype).eps ** 0.5

@@ -18,7 +18,7 @@ from torchcaps.exchange.export import export
 from torchcaps.exchange.onnx_file import runner
 from torchcaps.exchange.program import trace
 from torchcaps.models import CapsNet, create_model, save
-from torchcaps.ops.dispatch import asked, using
+from torchcaps.ops.dispatch import requested, using
 
 
 def batch(B):
@@ -197,7 +197,7 @@ def test_exporting_leaves_the_backend_as_it_was(before, small, monkeypatch):
     assert "torchcaps" not in str(trace(torchcaps.load(small)).program.graph)
     assert os.environ.get("TORCHCAPS_BACKEND") == before
     with using("reference"):
-        assert asked(torch.zeros(1)) == "reference"
+        assert requested(torch.zeros(1)) == "reference"
     assert os.environ.get("TORCHCAPS_BACKEND") == before
 
 

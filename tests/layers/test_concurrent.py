@@ -29,7 +29,7 @@ def two_layers():
 
 
 def step(made, children, parents=None):
-    return inverted_attention_routing(children, made.weight, made.norm_scale, made.norm_shift, 1, parents=parents)
+    return inverted_attention_routing(children, made.weight, made.norm_scale, made.norm_shift, 1, parents=parents).poses
 
 
 def test_self_attention_layer_is_the_routing_function():
@@ -38,18 +38,18 @@ def test_self_attention_layer_is_the_routing_function():
     with torch.no_grad():
         made.prior.normal_()
     parents, couplings = made(CHILDREN, return_couplings=True)
-    poses, expected = self_attention_routing(CHILDREN, made.weight, made.prior, return_couplings=True)
+    poses, _, expected = self_attention_routing(CHILDREN, made.weight, made.prior, return_couplings=True)
     assert torch.equal(parents.pose, poses)
     assert torch.equal(couplings, expected)
     torch.testing.assert_close(parents.activation, parents.pose.norm(dim=-1))
-    assert torch.equal(made.route(CHILDREN, 5)[0].pose, poses)
+    assert torch.equal(made(CHILDREN, iterations=5).pose, poses)
 
 
 def test_inverted_attention_layer_is_the_routing_function():
     made = layer(6, 4, 3, 5, iterations=3)
     parents, couplings = made(CHILDREN, return_couplings=True)
     arguments = (CHILDREN, made.weight, made.norm_scale, made.norm_shift, 3)
-    poses, expected = inverted_attention_routing(*arguments, return_couplings=True)
+    poses, _, expected = inverted_attention_routing(*arguments, return_couplings=True)
     assert torch.equal(parents.pose, poses)
     assert torch.equal(couplings, expected)
     logits = poses @ made.classifier + made.classifier_bias
@@ -62,14 +62,14 @@ def test_layer_properties(routing):
     testing.assert_batch_independent(made, CHILDREN)
     testing.assert_finite_gradients(made, CHILDREN)
     testing.assert_gradcheck(made, CHILDREN)
-    with pytest.raises(UserError, match=f"{routing} takes no bias"):
+    with pytest.raises(UserError, match=f"{routing} routing supports neither bias nor leaky"):
         DenseCaps(6, 4, 3, 5, routing=routing, bias=True)
 
 
 def test_one_layer_is_that_layer():
     made = layer(6, 4, 3, 5)
     for iterations in (1, 2, 4):
-        parents, expected = concurrent([made], CHILDREN, iterations), made.route(CHILDREN, iterations)[0]
+        parents, expected = concurrent([made], CHILDREN, iterations), made(CHILDREN, iterations=iterations)
         torch.testing.assert_close(parents.pose, expected.pose)
         torch.testing.assert_close(parents.activation, expected.activation)
 

@@ -70,8 +70,11 @@ def test_training_reaches_every_weight():
     ("options", "message"),
     [
         ({"iterations": 0}, "iterations must be at least 1"),
-        ({"routing": "em"}, "MatrixConvCaps2d routes by em"),
-        ({"routing": "self_attention"}, "choose one of dynamic, uniform"),
+        (
+            {"routing": "em"},
+            "ConvCaps2d supports dynamic or uniform routing, got .em.; MatrixConvCaps2d uses EM routing",
+        ),
+        ({"routing": "self_attention"}, "supports dynamic or uniform routing, got .self_attention."),
         ({"stride": 0}, "must be positive"),
     ],
 )

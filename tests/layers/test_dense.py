@@ -21,7 +21,7 @@ def test_is_the_routing_function():
     layer = DenseCaps(6, 4, 3, 5, iterations=2, bias=True, leaky=True)
     parents, couplings = layer(CHILDREN, return_couplings=True)
     options = {"bias": layer.bias, "leaky": True, "return_couplings": True}
-    poses, expected = dynamic_routing(CHILDREN, layer.weight, 2, **options)
+    poses, _, expected = dynamic_routing(CHILDREN, layer.weight, 2, **options)
     assert torch.equal(parents.pose, poses)
     assert torch.equal(couplings, expected)
     assert torch.equal(layer.bias, torch.full((3, 5), 0.1))
@@ -54,15 +54,15 @@ def test_uniform_does_not_route():
     uniform = DenseCaps(6, 4, 3, 5, routing="uniform")
     parents, couplings = uniform(CHILDREN, return_couplings=True)
     assert torch.equal(couplings, torch.full((3, 6, 3), 1 / 3))
-    assert torch.equal(parents.pose, dynamic_routing(CHILDREN, uniform.weight, 1))
-    assert not torch.allclose(parents.pose, dynamic_routing(CHILDREN, uniform.weight, 3))
+    assert torch.equal(parents.pose, dynamic_routing(CHILDREN, uniform.weight, 1).poses)
+    assert not torch.allclose(parents.pose, dynamic_routing(CHILDREN, uniform.weight, 3).poses)
 
 
-def test_route_takes_another_number_of_iterations():
+def test_forward_takes_another_number_of_iterations():
     layer = DenseCaps(6, 4, 3, 5, iterations=3)
-    parents, couplings = layer.route(CHILDREN, 1, couplings=True)
+    parents, couplings = layer(CHILDREN, iterations=1, return_couplings=True)
     assert torch.equal(couplings, torch.full((3, 6, 3), 1 / 3))
-    assert torch.equal(parents.pose, dynamic_routing(CHILDREN, layer.weight, 1))
+    assert torch.equal(parents.pose, dynamic_routing(CHILDREN, layer.weight, 1).poses)
     assert layer.iterations == 3
 
 

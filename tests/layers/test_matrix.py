@@ -97,8 +97,8 @@ def test_a_dense_layer_of_matrix_capsules():
     [
         (lambda: DenseCaps(6, 5, 3, 5, routing="em"), "same square number"),
         (lambda: DenseCaps(6, 4, 3, 9, routing="em"), "same square number"),
-        (lambda: DenseCaps(6, 4, 3, 4, routing="em", bias=True), "takes no bias"),
-        (lambda: DenseCaps(6, 4, 3, 4, routing="em", leaky=True), "does not leak"),
+        (lambda: DenseCaps(6, 4, 3, 4, routing="em", bias=True), "supports neither bias nor leaky"),
+        (lambda: DenseCaps(6, 4, 3, 4, routing="em", leaky=True), "supports neither bias nor leaky"),
         (lambda: MatrixConvCaps2d(3, 4, iterations=0), "iterations must be at least 1"),
         (lambda: ClassCaps(0, 4), "must be positive"),
     ],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 
 import pytest
 import torch
@@ -18,8 +17,8 @@ WEIGHT = torch.tensor([[[[0.5]], [[0.0]]], [[[1.0]], [[2.0]]]], dtype=torch.floa
 
 SHAPES = [(3, 7, 4, 5, 2), (2, 1, 3, 4, 4), (2, 6, 1, 3, 5), (1, 40, 10, 16, 8)]  # B, I, J, D, K
 ROUTINGS = {
-    "self": partial(self_attention_routing, return_couplings=True),
-    "inverted": lambda u, weight: inverted_attention_routing(u, weight, *norm(weight), 3, return_couplings=True),
+    "self": lambda u, weight: both(self_attention_routing(u, weight, return_couplings=True)),
+    "inverted": lambda u, weight: both(inverted_attention_routing(u, weight, *norm(weight), 3, return_couplings=True)),
 }
 BOTH = pytest.mark.parametrize("routing", ROUTINGS.values(), ids=ROUTINGS)
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
@@ -31,6 +30,11 @@ def norm(weight):
     return 1 + 0.5 * steps, 0.3 * steps.flip(0)
 
 
+def both(routed):
+    """Poses and couplings."""
+    return routed.poses, routed.couplings
+
+
 def random(B, I, J, D, K, dtype=torch.float64):
     return torch.randn(B, I, K, dtype=dtype), torch.randn(I, J, D, K, dtype=dtype)
 
@@ -39,7 +43,7 @@ def test_self_attention_by_hand():
     # The votes sum to (2, 2). Logits: child 0 (1·2, 0·2), child 1 (1·2, 2·2).
     # Softmax over parents: child 0 → (0.88080, 0.11920), child 1 → (0.11920, 0.88080)
     # s = (1, 2·0.88080) = (1, 1.76159), lengths 1 − e^−1 and 1 − e^−1.76159
-    poses, couplings = self_attention_routing(U, WEIGHT, return_couplings=True)
+    poses, _, couplings = self_attention_routing(U, WEIGHT, return_couplings=True)
     assert couplings[0].tolist() == [
         pytest.approx([0.88080, 0.11920], abs=5e-6),
         pytest.approx([0.11920, 0.88080], abs=5e-6),
@@ -50,15 +54,15 @@ def test_self_attention_by_hand():
 def test_the_prior_is_added_to_the_couplings():
     # Child 1 counts one more for parent 0, one less for parent 1: s = (1 + 1, 1.76159 − 2)
     prior = torch.tensor([[0.0, 0.0], [1.0, -1.0]], dtype=torch.float64)
-    poses, couplings = self_attention_routing(U, WEIGHT, prior, return_couplings=True)
+    poses, _, couplings = self_attention_routing(U, WEIGHT, prior, return_couplings=True)
     assert poses.flatten().tolist() == pytest.approx([1 - math.exp(-2), math.exp(-0.2384058) - 1], abs=1e-7)
-    assert torch.equal(couplings, self_attention_routing(U, WEIGHT, return_couplings=True)[1])
+    assert torch.equal(couplings, self_attention_routing(U, WEIGHT, return_couplings=True).couplings)
 
 
 def test_attention_is_divided_by_the_root_of_the_parents_dimension():
     # One child that votes (1, 1, 1, 1) for parent 0 and 0 for parent 1: its logits are 4/√4 and 0
     weight = torch.tensor([1.0, 0.0]).view(1, 2, 1, 1).expand(1, 2, 4, 1)
-    couplings = self_attention_routing(torch.ones(1, 1, 1), weight, return_couplings=True)[1]
+    couplings = self_attention_routing(torch.ones(1, 1, 1), weight, return_couplings=True).couplings
     assert couplings.flatten().tolist() == pytest.approx([1 / (1 + math.exp(-2)), 1 / (1 + math.exp(2))])
 
 
@@ -72,13 +76,13 @@ def test_inverted_attention_by_hand():
         half = (a - b) / 2
         return [half / math.sqrt(half**2 + 1e-5), 3 - 2 * half / math.sqrt(half**2 + 1e-5)]
 
-    poses, couplings = inverted_attention_routing(u, weight, scale, shift, 1, return_couplings=True)
+    poses, _, couplings = inverted_attention_routing(u, weight, scale, shift, 1, return_couplings=True)
     assert torch.equal(couplings, torch.full_like(couplings, 0.5))
     one, two = normalised(1, 0.5), normalised(0, 1)
     assert poses[0].tolist() == [pytest.approx(one), pytest.approx(two)]
     # Agreement: child 0 (2·one₀, two₁), child 1 (one₁, two₁); softmax over the two parents
     first = [1 / (1 + math.exp(two[1] - 2 * one[0])), 1 / (1 + math.exp(two[1] - one[1]))]
-    poses, couplings = inverted_attention_routing(u, weight, scale, shift, 2, return_couplings=True)
+    poses, _, couplings = inverted_attention_routing(u, weight, scale, shift, 2, return_couplings=True)
     assert couplings[0, :, 0].tolist() == pytest.approx(first)
     expected = [normalised(2 * first[0], first[1]), normalised(0, 2 - first[0] - first[1])]
     assert poses[0].tolist() == [pytest.approx(pose) for pose in expected]
@@ -90,12 +94,12 @@ def test_agrees_with_the_literal_form(shape, case):
     u, weight = (x.requires_grad_() for x in random(*shape))
     if case.startswith("inverted"):
         arguments, iterations = (u, weight, *(x.requires_grad_() for x in norm(weight.detach()))), int(case[-1])
-        got = inverted_attention_routing(*arguments, iterations, return_couplings=True)
+        got = both(inverted_attention_routing(*arguments, iterations, return_couplings=True))
         expected = reference.inverted_attention_routing(*arguments, iterations)
     else:
         prior = torch.randn(weight.shape[:2], dtype=torch.float64, requires_grad=True) if case == "prior" else None
         arguments = (u, weight) if prior is None else (u, weight, prior)
-        got = self_attention_routing(u, weight, prior, return_couplings=True)
+        got = both(self_attention_routing(u, weight, prior, return_couplings=True))
         expected = reference.self_attention_routing(u, weight, prior)
     grads = [torch.randn_like(x) for x in expected]
     for a, b in zip(got, expected):
@@ -109,11 +113,11 @@ def test_agrees_with_the_literal_form(shape, case):
 
 def test_inverted_attention_goes_on_from_given_parents():
     u, weight = random(3, 7, 4, 5, 2)
-    first = inverted_attention_routing(u, weight, *norm(weight), 1)
-    third = inverted_attention_routing(u, weight, *norm(weight), 2, parents=first)
-    torch.testing.assert_close(third, inverted_attention_routing(u, weight, *norm(weight), 3))
+    first = inverted_attention_routing(u, weight, *norm(weight), 1).poses
+    third = inverted_attention_routing(u, weight, *norm(weight), 2, parents=first).poses
+    torch.testing.assert_close(third, inverted_attention_routing(u, weight, *norm(weight), 3).poses)
     zero = torch.zeros_like(first)
-    torch.testing.assert_close(inverted_attention_routing(u, weight, *norm(weight), 1, parents=zero), first)
+    torch.testing.assert_close(inverted_attention_routing(u, weight, *norm(weight), 1, parents=zero).poses, first)
 
 
 @BOTH

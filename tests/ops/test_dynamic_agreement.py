@@ -79,9 +79,9 @@ def test_agrees_on_views():
 
 def test_couplings_are_only_computed_when_asked_for():
     inputs = make(3, 40, 4)
-    poses = dynamic_routing(*inputs[:2], bias=inputs[2])
+    poses = dynamic_routing(*inputs[:2], bias=inputs[2]).poses
     gradients = torch.autograd.grad(poses.square().sum(), inputs)
-    expected, _ = dynamic_routing(*inputs[:2], bias=inputs[2], return_couplings=True)
+    expected = dynamic_routing(*inputs[:2], bias=inputs[2], return_couplings=True).poses
     assert torch.equal(poses, expected)
     for a, b in zip(gradients, torch.autograd.grad(expected.square().sum(), inputs)):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
@@ -130,5 +130,5 @@ def test_vectorised_without_gradients():
     random = torch.Generator().manual_seed(0)
     u, weight = torch.randn(2, 9, 7, 4, generator=random), torch.randn(7, 3, 5, 4, generator=random)
     with torch.no_grad():
-        together = torch.vmap(lambda x: dynamic_routing(x, weight))(u)
-        torch.testing.assert_close(together, torch.stack([dynamic_routing(x, weight) for x in u]))
+        together = torch.vmap(lambda x: dynamic_routing(x, weight).poses)(u)
+        torch.testing.assert_close(together, torch.stack([dynamic_routing(x, weight).poses for x in u]))

@@ -25,7 +25,7 @@ def squashed(s: float) -> float:
 
 
 def routed(iterations, **options):
-    poses, couplings = dynamic_routing(U, WEIGHT, iterations, return_couplings=True, **options)
+    poses, _, couplings = dynamic_routing(U, WEIGHT, iterations, return_couplings=True, **options)
     return poses.flatten().tolist(), couplings[0].tolist()
 
 

@@ -33,7 +33,7 @@ class Largest(TorchDispatchMode):
 def largest_of_a_step(**options) -> int:
     u, weight = torch.randn(B, I, K, requires_grad=True), torch.randn(I, J, D, K, requires_grad=True)
     with Largest() as largest:
-        torch.autograd.backward(dynamic_routing(u, weight, **options).sum())
+        torch.autograd.backward(dynamic_routing(u, weight, **options).poses.sum())
     assert u.grad is not None
     return largest.elements
 

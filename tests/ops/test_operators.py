@@ -6,10 +6,9 @@ import torch
 
 from torchcaps.layers import DenseCaps
 from torchcaps.ops import dynamic_routing
+from torchcaps.ops.dispatch import using
 from torchcaps.ops.dynamic import operators
 
-CHUNKED = (torch.ops.torchcaps.route_chunked.default, "chunked")
-FUSED = (torch.ops.torchcaps.route_fused.default, "fused")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -20,18 +19,18 @@ def inputs(bias=True):
 
 
 @pytest.mark.parametrize("couplings", [False, True], ids=["poses", "couplings"])
-@pytest.mark.parametrize("operator", [CHUNKED, FUSED], ids=["chunked", "fused"])
+@pytest.mark.parametrize("operator", [operators.chunked, operators.fused], ids=["chunked", "fused"])
 def test_operator_passes_opcheck(operator, couplings):
-    torch.library.opcheck(operator[0], (*inputs(), 3, True, couplings), atol=1e-4, rtol=1e-3)
+    torch.library.opcheck(operator, (*inputs(), 3, True, couplings), atol=1e-4, rtol=1e-3)
 
 
 def test_backward_operators_pass_opcheck():
     u, weight, bias = (x.detach() for x in inputs())
     grad = torch.randn(3, 5, 6, device=DEVICE)
-    sums = operators.route_chunked(u, weight, bias, 3, False, False)[2]
-    torch.library.opcheck(torch.ops.torchcaps.route_chunked_backward.default, (grad, None, u, weight, sums, False))
-    saved = operators.route_fused(u, weight, bias, 3, False, False)[2:]
-    torch.library.opcheck(torch.ops.torchcaps.route_fused_backward.default, (grad, u, weight, *saved, False, True))
+    sums = operators.chunked(u, weight, bias, 3, False, False)[2]
+    torch.library.opcheck(operators.chunked_backward, (grad, None, u, weight, sums, False))
+    saved = operators.fused(u, weight, bias, 3, False, False)[2:]
+    torch.library.opcheck(operators.fused_backward, (grad, u, weight, *saved, False, True))
 
 
 @pytest.mark.parametrize("backend", ["chunked", "fused"])
@@ -39,7 +38,9 @@ def test_compiles_without_a_break(monkeypatch, backend):
     monkeypatch.setenv("TORCHCAPS_BACKEND", backend)
     u, weight, bias = inputs()
     compiled = torch.compile(
-        lambda u, weight, bias: dynamic_routing(u, weight, 3, bias=bias).square(), fullgraph=True, backend="aot_eager"
+        lambda u, weight, bias: dynamic_routing(u, weight, 3, bias=bias).poses.square(),
+        fullgraph=True,
+        backend="aot_eager",
     )
     expected, _ = paths.reference.dynamic_routing(u, weight, 3, bias, False)
     torch.testing.assert_close(compiled(u, weight, bias), expected.square(), rtol=1e-3, atol=1e-4)
@@ -49,18 +50,42 @@ def test_compiles_without_a_break(monkeypatch, backend):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
 
 
+def test_a_layer_compiles_without_a_break_with_the_backend_in_use():
+    layer, u = DenseCaps(9, 4, 5, 6), torch.randn(3, 9, 4)
+    graphs = []
+
+    def keep(graph, _):
+        graphs.append(graph.print_readable(print_output=False))
+        return graph
+
+    for backend in ("chunked", "reference"):
+        torch.compiler.reset()
+        with using(backend):
+            poses = torch.compile(lambda u: layer(u).pose, fullgraph=True, backend=keep)(u)
+        torch.testing.assert_close(poses, layer(u).pose)
+    assert ["torchcaps.dynamic_routing" in graph for graph in graphs] == [True, False]
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_export_with_the_reference_has_no_operators_of_torchcaps(strict):
+    layer = DenseCaps(9, 4, 5, 6).eval()
+    with using("reference"):
+        program = torch.export.export(Poses(layer), (torch.randn(3, 9, 4),), strict=strict)
+    assert "torchcaps" not in str(program.graph)
+
+
+class Poses(torch.nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, u):
+        return self.layer(u).pose
+
+
 def test_layer_exports():
     layer = DenseCaps(9, 4, 5, 6).eval()
     batch = torch.export.Dim("batch", min=2, max=64)
-
-    class Poses(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = layer
-
-        def forward(self, u):
-            return self.layer(u).pose
-
-    program = torch.export.export(Poses(), (torch.randn(3, 9, 4),), dynamic_shapes=({0: batch},))
+    program = torch.export.export(Poses(layer), (torch.randn(3, 9, 4),), dynamic_shapes=({0: batch},))
     u = torch.randn(7, 9, 4)
     torch.testing.assert_close(program.module()(u), layer(u).pose)

@@ -17,7 +17,8 @@ def votes_of(u, weight):
 
 
 def right(u, weight):
-    return route_votes(votes_of(u, weight), return_couplings=True)
+    routed = route_votes(votes_of(u, weight), return_couplings=True)
+    return routed.poses, routed.couplings
 
 
 def favours_the_first_child(u, weight):
@@ -83,9 +84,9 @@ def stops_a_gradient(u, weight):
             r"empty batch gave poses of shape \(0, 15\), not \(0, 3, 5\)",
         ),
         (testing.assert_couplings_normalised, softmax_over_children, "sum over its parents to .*, not to 1"),
-        (testing.assert_couplings_normalised, negative_couplings, "negative or NaN: the least is -1"),
+        (testing.assert_couplings_normalised, negative_couplings, "negative or NaN: the smallest is -1"),
         (testing.assert_couplings_normalised, not_squashed, "returned no couplings"),
-        (testing.assert_lengths_bounded, not_squashed, "long with the children scaled by 1: more than 1"),
+        (testing.assert_lengths_bounded, not_squashed, "with the children scaled by 1, more than 1"),
         (testing.assert_finite_gradients, divides_by_zero, "when the children are huge"),
         (
             testing.assert_finite_gradients,
@@ -103,7 +104,7 @@ def test_wrong_routing_is_told(assertion, routing, message):
 
 
 def test_leaky_couplings_leak():
-    with pytest.raises(AssertionError, match="no child keeps anything"):
+    with pytest.raises(AssertionError, match="no child keeps any coupling"):
         testing.assert_couplings_normalised(right, U, WEIGHT, leaky=True)
     leaky = lambda u, weight: route_votes(votes_of(u, weight), leaky=True, return_couplings=True)  # noqa: E731
     testing.assert_couplings_normalised(leaky, U, WEIGHT, leaky=True)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import threading
+
 import pytest
 import torch
 
 from torchcaps.errors import UserError
 from torchcaps.ops import dynamic_routing, route_votes
+from torchcaps.ops.dispatch import requested, using
 from torchcaps.ops.dynamic import chunked, reference
 
 U, WEIGHT = torch.zeros(2, 6, 4), torch.zeros(6, 3, 5, 4)  # B 2, I 6, K 4, J 3, D 5
@@ -32,6 +36,24 @@ def test_unknown_backend_suggests_the_nearest(monkeypatch):
     monkeypatch.setenv("TORCHCAPS_BACKEND", "chunky")
     with pytest.raises(UserError, match="TORCHCAPS_BACKEND=chunky is not a backend: did you mean 'chunked'"):
         dynamic_routing(U, WEIGHT)
+
+
+def test_using_changes_the_backend_of_this_thread_only():
+    x, seen = torch.zeros(1), []
+    with using("reference"):
+        thread = threading.Thread(target=lambda: seen.append(requested(x)))
+        thread.start()
+        thread.join()
+        with using("fused"):
+            seen.append(requested(x))
+        seen.append(requested(x))
+    assert [*seen, requested(x)] == ["chunked", "fused", "reference", "chunked"]
+    assert "TORCHCAPS_BACKEND" not in os.environ
+
+
+def test_using_refuses_a_name_that_is_no_backend():
+    with pytest.raises(UserError, match="using: chunky is not a backend: did you mean 'chunked'"), using("chunky"):
+        pass
 
 
 @pytest.mark.parametrize(
@@ -66,15 +88,17 @@ def test_route_votes_is_routing_of_those_votes(iterations, leaky):
     u, weight, bias = (torch.randn(s, dtype=torch.float64) for s in ((2, 6, 4), (6, 3, 5, 4), (3, 5)))
     votes = torch.einsum("ijdk,bik->bijd", weight, u)
     options = {"iterations": iterations, "bias": bias, "leaky": leaky, "return_couplings": True}
-    for got, expected in zip(route_votes(votes, **options), dynamic_routing(u, weight, **options)):
-        torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
-    assert torch.equal(route_votes(votes), route_votes(votes, 3, return_couplings=True)[0])
+    got, expected = route_votes(votes, **options), dynamic_routing(u, weight, **options)
+    assert got.activation is expected.activation is None
+    for one, other in ((got.poses, expected.poses), (got.couplings, expected.couplings)):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+    assert torch.equal(route_votes(votes).poses, route_votes(votes, 3, return_couplings=True).poses)
 
 
 def test_a_second_derivative_is_refused():
     """The written backward has no derivative of its own: better an error than a silent zero."""
     u = torch.randn(2, 6, 4, requires_grad=True)
-    poses = dynamic_routing(u, torch.randn(6, 3, 5, 4))
+    poses = dynamic_routing(u, torch.randn(6, 3, 5, 4)).poses
     (gradient,) = torch.autograd.grad(poses.square().sum(), u, create_graph=True)
     with pytest.raises(RuntimeError, match="no autograd formula was registered"):
         gradient.sum().backward()
@@ -83,20 +107,20 @@ def test_a_second_derivative_is_refused():
 def test_autocast_does_not_narrow_routing():
     u, weight = torch.randn(2, 60, 4), torch.randn(60, 3, 5, 4)
     with torch.autocast("cpu", torch.bfloat16):
-        got = dynamic_routing(u, weight)
-    assert torch.equal(got, dynamic_routing(u, weight))
+        got = dynamic_routing(u, weight).poses
+    assert torch.equal(got, dynamic_routing(u, weight).poses)
 
 
 def test_autocast_does_not_narrow_the_backward():
     u, weight = torch.randn(2, 60, 4, requires_grad=True), torch.randn(60, 3, 5, 4)
-    (expected,) = torch.autograd.grad(dynamic_routing(u, weight).sum(), u)
+    (expected,) = torch.autograd.grad(dynamic_routing(u, weight).poses.sum(), u)
     with torch.autocast("cpu", torch.bfloat16):
-        (got,) = torch.autograd.grad(dynamic_routing(u, weight).sum(), u)
+        (got,) = torch.autograd.grad(dynamic_routing(u, weight).poses.sum(), u)
     assert torch.equal(got, expected)
 
 
 def test_autocast_does_not_narrow_ready_made_votes():
     votes = torch.randn(2, 200, 3, 5)
     with torch.autocast("cpu", torch.bfloat16):
-        got = route_votes(votes)
-    torch.testing.assert_close(got, route_votes(votes))
+        got = route_votes(votes).poses
+    torch.testing.assert_close(got, route_votes(votes).poses)

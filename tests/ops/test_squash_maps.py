@@ -102,10 +102,11 @@ def test_two_runs_agree_bit_for_bit():
         assert torch.equal(one, two)
 
 
+@pytest.mark.parametrize("fused", [False, True], ids=["plain", "kernels"])
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
-def test_operator_is_well_behaved(layout):
+def test_operator_is_well_behaved(layout, fused):
     maps, bias, _ = make(SHAPES["odd"], layout=layout)
-    torch.library.opcheck(primary._squash_maps, (maps, bias, 5, 0.5))
+    torch.library.opcheck(primary._squash_maps, (maps, bias, 5, 0.5, fused))
 
 
 def test_compiles_in_one_graph():

@@ -70,7 +70,7 @@ def test_colours_add_up_and_show_what_is_missing(explorer):
 def test_predict_with_other_classes_and_iterations(explorer, served_models):
     image, model = random_pixels(), served_models[0].model
     response = explorer.predict(PredictRequest(image=image, decode=[9, 0], iterations=1))
-    parents, _ = model.classes.route(model.children_of(tensor(image)), 1)
+    parents = model.classes(model.children_of(tensor(image)), iterations=1)
     assert [each.class_ for each in response.decoded] == [9, 0]
     close(response.lengths, parents.activation[0])
     assert response.lengths != explorer.predict(PredictRequest(image=image)).lengths

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from torchcaps.bench.timing import Call, device_seconds, extra_mib
-from torchcaps.ops.dispatch import backend as backend_for
-from torchcaps.ops.dynamic import reference
-from torchcaps.ops.dynamic.operators import route
+from torchcaps.ops import dynamic_routing
+from torchcaps.ops.dispatch import using
+from torchcaps.ops.dynamic import backend_for, reference
 
 
 class Workload(NamedTuple):
@@ -127,7 +127,12 @@ def _routing(backend: str) -> Callable[[Tensor, Tensor, int], Tensor]:
         return reference_routing
     if backend == "reference compiled":
         return torch.compile(reference_routing, dynamic=False)
-    return lambda u, weight, iterations: route(backend, u, weight, iterations, None, False, False)[0]
+
+    def routing(u: Tensor, weight: Tensor, iterations: int) -> Tensor:
+        with using(backend):
+            return dynamic_routing(u, weight, iterations).poses
+
+    return routing
 
 
 def _run(

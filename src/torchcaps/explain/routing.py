@@ -79,7 +79,9 @@ def _route(model: CapsuleModel, images: Tensor, iterations: int | None) -> tuple
         raise UserError(f"routing: iterations must be at least 1, got {iterations}")
     with evaluating(model):
         children = model.children_of(images.to(model.device))
-        steps = [model.classes.route(children, step, couplings=True)[1] for step in range(1, iterations + 1)]
+        steps = [
+            model.classes(children, iterations=step, return_couplings=True)[1] for step in range(1, iterations + 1)
+        ]
     couplings = [step for step in steps if step is not None]
     if len(couplings) < iterations:
         raise UserError(f"routing: {model.classes.routing} routing has no couplings to show")

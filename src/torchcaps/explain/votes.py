@@ -67,7 +67,8 @@ def routing_trace(model: nn.Module, image_CHW: Tensor, iterations: int | None = 
     with evaluating(capsnet):
         children = capsnet.children_of(image_CHW[None].to(capsnet.device))
         votes_IJD = torch.einsum("ijdk,ik->ijd", layer.weight, children.pose[0])
-        steps = [layer.route(children, step, couplings=True) for step in range(1, (iterations or layer.iterations) + 1)]
+        counts = range(1, (iterations or layer.iterations) + 1)
+        steps = [layer(children, iterations=count, return_couplings=True) for count in counts]
     couplings = [coupled[0] for _, coupled in steps if coupled is not None]
     poses, lengths = ([part[0] for part in parts] for parts in zip(*(tuple(parents) for parents, _ in steps)))
     return RoutingTrace(

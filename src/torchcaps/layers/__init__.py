@@ -1,4 +1,4 @@
-"""Modules that own weights: they take and return `Capsules`, or a plain pose tensor."""
+"""Modules with weights: they take `Capsules`, or a plain pose tensor, and return `Capsules`."""
 
 from torchcaps.layers.concurrent import concurrent
 from torchcaps.layers.conv import ConvCaps2d, DeconvCaps2d

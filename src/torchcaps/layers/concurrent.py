@@ -1,4 +1,4 @@
-"""A stack of capsule layers that settle all at once, instead of one after the other."""
+"""A stack of capsule layers that are routed at the same time, instead of one after the other."""
 
 from __future__ import annotations
 
@@ -13,20 +13,24 @@ from torchcaps.ops.attention import inverted_attention_routing, presence
 
 
 def concurrent(layers: Iterable[nn.Module], children: Capsules | Tensor, iterations: int = 2) -> Capsules:
-    """Route through all layers side by side (Tsai et al. 2020): what each had after an iteration feeds the next.
+    """Route all layers of a stack at the same time (Tsai et al. 2020).
 
     The first iteration is a forward pass with equal couplings. In every later one each layer takes the poses that the
     layer below and itself had after the iteration before; ops/attention/README.md says more.
 
-    layers   DenseCaps(…, routing="inverted_attention"), from the bottom up
-    children pose (B, I, K) of the capsules below the first layer; they stay what they are
-    returns  the capsules of the last layer, pose (B, J, D)
+    Args:
+        layers: DenseCaps(…, routing="inverted_attention"), from the bottom up.
+        children: pose (B, I, K) of the capsules below the first layer; they do not change.
+        iterations: number of iterations of the whole stack.
+
+    Returns:
+        The capsules of the last layer, pose (B, J, D).
     """
     stack = _checked(layers, iterations)
     children_BIK = as_capsules(children).pose
     poses: list[Tensor] = []
     for layer in stack:
-        poses.append(layer.route(poses[-1] if poses else children_BIK, 1)[0].pose)
+        poses.append(layer(poses[-1] if poses else children_BIK, iterations=1).pose)
     for _ in range(iterations - 1):
         poses = [_update(*each) for each in zip(stack, [children_BIK, *poses], poses)]
     weights = stack[-1].weights
@@ -37,9 +41,7 @@ def _update(layer: DenseCaps, below_BIK: Tensor, own_BJD: Tensor) -> Tensor:
     """The poses (B, J, D) of a layer one iteration later."""
     weights = layer.weights
     scale, shift = weights["norm_scale"], weights["norm_shift"]
-    poses = inverted_attention_routing(below_BIK, weights["weight"], scale, shift, 1, parents=own_BJD)
-    assert isinstance(poses, Tensor)  # no couplings were asked for
-    return poses
+    return inverted_attention_routing(below_BIK, weights["weight"], scale, shift, 1, parents=own_BJD).poses
 
 
 def _checked(layers: Iterable[nn.Module], iterations: int) -> list[DenseCaps]:

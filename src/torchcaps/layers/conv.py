@@ -1,4 +1,4 @@
-"""Convolutional capsules: capsules at every place of a map, routed at each place by itself (LaLonde & Bagci 2018)."""
+"""Convolutional capsules: each position of a map is routed by itself (LaLonde & Bagci 2018)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torchcaps.capsules import Capsules, as_capsules
 from torchcaps.errors import UserError
 from torchcaps.ops import Window, local_routing
 
-ROUTINGS = ("dynamic", "uniform")  # those of the family that are defined at a place; em has layers of its own
+ROUTINGS = ("dynamic", "uniform")  # EM has layers of its own, in matrix.py
 
 
 class _Local(nn.Module):
-    """What both layers have in common. A convolution makes votes; routing decides among the parent types of a place."""
+    """Base of both layers. A convolution makes votes; at each position routing decides among the parent types."""
 
     def __init__(
         self,
@@ -38,22 +38,30 @@ class _Local(nn.Module):
         if iterations < 1:
             raise UserError(f"{name}: iterations must be at least 1, got {iterations}")
         if routing not in ROUTINGS:
-            other = "; MatrixConvCaps2d routes by em" if routing == "em" else ""
-            raise UserError(f"{name}: {routing} is not defined at a place: choose one of {', '.join(ROUTINGS)}{other}")
+            other = "; MatrixConvCaps2d uses EM routing" if routing == "em" else ""
+            raise UserError(f"{name} supports dynamic or uniform routing, got {routing!r}{other}")
         self.in_types, self.in_dim, self.out_types, self.out_dim = in_types, in_dim, out_types, out_dim
         self.routing, self.iterations = routing, iterations
         self.window = window
         votes = (in_dim, out_types * out_dim) if window.transposed else (out_types * out_dim, in_dim)
         self.weight = nn.Parameter(torch.empty(*([] if shared else [in_types]), *votes, kernel, kernel))
-        summed = (
-            in_dim * (kernel / window.stride if window.transposed else kernel) ** 2
-        )  # numbers that make one of a vote
+        # How many products are added for one value of a vote.
+        summed = in_dim * (kernel / window.stride if window.transposed else kernel) ** 2
         nn.init.normal_(self.weight, std=math.sqrt(2 / summed))
         self.bias = nn.Parameter(torch.full((out_types, out_dim), 0.1)) if bias else None
 
     def forward(
         self, children: Capsules | Tensor, *, return_couplings: bool = False
-    ) -> Capsules | tuple[Capsules, Tensor]:
+    ) -> Capsules | tuple[Capsules, Tensor | None]:
+        """Route the children to the parents.
+
+        Args:
+            children: pose (B, T, D, H, W), as Capsules or as a plain tensor.
+            return_couplings: also return the couplings of the last iteration.
+
+        Returns:
+            pose (B, J, E, Y, X); with return_couplings a tuple of that and the couplings (B, T, J, Y, X).
+        """
         pose = as_capsules(children).pose
         if pose.ndim != 5 or pose.shape[1:3] != (self.in_types, self.in_dim):
             raise ValueError(
@@ -62,10 +70,9 @@ class _Local(nn.Module):
             )
         bias = self.weight.new_zeros(self.out_types, self.out_dim) if self.bias is None else self.bias
         iterations = 1 if self.routing == "uniform" else self.iterations
-        if return_couplings:
-            poses, couplings = local_routing(pose, self.weight, bias, iterations, self.window, return_couplings=True)
-            return Capsules(poses), couplings
-        return Capsules(local_routing(pose, self.weight, bias, iterations, self.window))
+        routed = local_routing(pose, self.weight, bias, iterations, self.window, return_couplings=return_couplings)
+        parents = Capsules(routed.poses)
+        return (parents, routed.couplings) if return_couplings else parents
 
     def extra_repr(self) -> str:
         return (
@@ -75,17 +82,21 @@ class _Local(nn.Module):
 
 
 class ConvCaps2d(_Local):
-    """Capsules of a map from those of another, each looking at a window of every child type.
+    """Capsules of a map from those of another; each parent gets votes from a window of every child type.
 
-    in_types, in_dim    T child types of D dimensions
-    out_types, out_dim  J parent types of E dimensions
-    kernel, stride, padding, dilation  of the convolution; by default an odd kernel with a stride of 1 keeps the size
-    routing             "dynamic", or "uniform": every child counts for every parent alike
-    shared              one convolution for all child types, or one for each
-    bias                a learned (J, E) inside routing, 0.1 at first
-
-    input    pose (B, T, D, H, W), as Capsules or as a plain tensor
-    returns  pose (B, J, E, Y, X); with return_couplings also (B, T, J, Y, X)
+    Args:
+        in_types: T child types.
+        in_dim: D dimensions of a child's pose.
+        out_types: J parent types.
+        out_dim: E dimensions of a parent's pose.
+        kernel: of the convolution.
+        stride: of the convolution.
+        padding: of the convolution; by default an odd kernel with a stride of 1 keeps the size.
+        dilation: of the convolution.
+        routing: "dynamic", or "uniform", where all couplings are equal.
+        iterations: number of routing iterations.
+        shared: use one convolution for all child types, instead of one for each.
+        bias: learn a bias (J, E) inside routing, 0.1 at first.
     """
 
     def __init__(
@@ -119,9 +130,23 @@ class ConvCaps2d(_Local):
 
 
 class DeconvCaps2d(_Local):
-    """The same with a transposed convolution: a larger map of capsules from a smaller one.
+    """As ConvCaps2d with a transposed convolution: a larger map of capsules from a smaller one.
 
-    kernel, stride, padding, output_padding  by default 4, 2 and 1: exactly twice the size
+    The defaults double the size exactly.
+
+    Args:
+        in_types: T child types.
+        in_dim: D dimensions of a child's pose.
+        out_types: J parent types.
+        out_dim: E dimensions of a parent's pose.
+        kernel: of the convolution.
+        stride: of the convolution.
+        padding: of the convolution.
+        output_padding: of the convolution.
+        routing: "dynamic", or "uniform", where all couplings are equal.
+        iterations: number of routing iterations.
+        shared: use one convolution for all child types, instead of one for each.
+        bias: learn a bias (J, E) inside routing, 0.1 at first.
     """
 
     def __init__(

@@ -14,15 +14,18 @@ from torchcaps.errors import UserError
 from torchcaps.losses import check_batch, multi_hot
 from torchcaps.ops.squash import at_least_float32
 
-MAX_DENSE_IMAGE_VALUES = 4096  # values; beyond it the last layer of a dense decoder outgrows the rest of a network
+MAX_DENSE_IMAGE_VALUES = 4096  # with more, the last layer of a dense decoder is larger than the rest of a network
 
 
 def mask_capsules(capsules: Capsules | Tensor, targets: Tensor | None = None) -> Tensor:
-    """Keep the poses that the decoder may see, zero the others.
+    """Keep the poses of the target classes and set the others to zero.
 
-    capsules  pose (B, J, D)
-    targets   (B,) class ids, (B, J) multi-hot, or None for the longest capsule
-    returns   (B, J, D)
+    Args:
+        capsules: pose (B, J, D).
+        targets: (B,) class ids, (B, J) multi-hot, or None for the longest capsule.
+
+    Returns:
+        (B, J, D).
     """
     capsules = as_capsules(capsules)
     J = capsules.pose.shape[1]
@@ -35,8 +38,11 @@ def mask_capsules(capsules: Capsules | Tensor, targets: Tensor | None = None) ->
 class Decoder(nn.Module):
     """The paper's decoder: two hidden layers with ReLU, a sigmoid for every pixel.
 
-    input    masked poses (B, J, D)
-    returns  (B, C, H, W) in [0, 1]
+    Args:
+        capsules: J.
+        dim: D.
+        image_shape: C, H, W.
+        hidden: widths of the hidden layers.
     """
 
     def __init__(
@@ -51,6 +57,7 @@ class Decoder(nn.Module):
         self.layers = nn.Sequential(*layers, nn.Linear(widths[-1], math.prod(image_shape)))
 
     def forward(self, masked_BJD: Tensor) -> Tensor:
+        """Map masked poses (B, J, D) to images (B, C, H, W) in [0, 1]."""
         pixels = self.layers(masked_BJD.flatten(1))
         return torch.sigmoid(at_least_float32(pixels)).view(-1, *self.image_shape)
 
@@ -60,8 +67,11 @@ class ConvDecoder(nn.Module):
 
     Its size grows with the number of doublings, not with the number of pixels.
 
-    input    masked poses (B, J, D)
-    returns  (B, C, H, W) in [0, 1]
+    Args:
+        capsules: J.
+        dim: D.
+        image_shape: C, H, W.
+        width: channels of the smallest map.
     """
 
     def __init__(self, capsules: int, dim: int, image_shape: tuple[int, int, int], width: int = 128):
@@ -77,6 +87,7 @@ class ConvDecoder(nn.Module):
         self.pixels = nn.Conv2d(widths[-1], channels, 3, padding=1)
 
     def forward(self, masked_BJD: Tensor) -> Tensor:
+        """Map masked poses (B, J, D) to images (B, C, H, W) in [0, 1]."""
         maps = functional.relu(self.spread(masked_BJD.flatten(1)).view(-1, self.width, *self.start))
         for conv in self.convs:
             maps = functional.relu(conv(functional.interpolate(maps, scale_factor=2.0, mode="nearest")))
@@ -87,7 +98,15 @@ class ConvDecoder(nn.Module):
 def make_decoder(
     kind: str, num_classes: int, dim: int, image_shape: tuple[int, int, int], hidden: tuple[int, ...]
 ) -> Decoder | ConvDecoder | None:
-    """A decoder by name: "dense" (the paper's), "conv", "none", or "auto", which is dense unless images are large."""
+    """Make a decoder.
+
+    Args:
+        kind: "dense" (the paper's), "conv", "none", or "auto", which is dense unless images are large.
+        num_classes: J.
+        dim: D of a class capsule.
+        image_shape: C, H, W.
+        hidden: widths of the hidden layers of the dense decoder.
+    """
     if kind == "auto":
         kind = "dense" if torch.Size(image_shape).numel() <= MAX_DENSE_IMAGE_VALUES else "conv"
     if kind == "dense":

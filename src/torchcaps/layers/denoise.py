@@ -1,4 +1,4 @@
-"""A first layer that lets strokes pass, and little of the noise or the blur around them."""
+"""A first layer that keeps strokes and removes most of the noise and blur around them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def noise_level(images: Tensor) -> Tensor:
     """Estimate the standard deviation of the noise, (B, 1, 1, 1): 0 where half of an image is flat.
 
     Neighbouring pixels differ along both diagonals, (a − b − c + d) / 2, mostly by noise; the median of the absolute
-    values ignores the edges of what is shown (Donoho & Johnstone 1994).
+    values ignores the edges of objects (Donoho & Johnstone 1994).
 
     Args:
         images: (B, C, H, W).
@@ -27,10 +27,10 @@ def noise_level(images: Tensor) -> Tensor:
 
 
 def smooth(images: Tensor, sigma: float) -> Tensor:
-    """Smooth (B, C, H, W) by a Gaussian of this many pixels; the border is continued outwards."""
+    """Smooth images (B, C, H, W) by a Gaussian of sigma pixels; the border pixels are repeated outwards."""
     C, reach = images.shape[1], max(1, round(3 * sigma))
-    places = torch.arange(-reach, reach + 1, dtype=images.dtype, device=images.device)
-    bell = torch.exp(-0.5 * (places / sigma).square())
+    offsets = torch.arange(-reach, reach + 1, dtype=images.dtype, device=images.device)
+    bell = torch.exp(-0.5 * (offsets / sigma).square())
     bell = bell / bell.sum()
     padded = F.pad(images, (reach,) * 4, mode="replicate")
     across = F.conv2d(padded, bell.view(1, 1, 1, -1).expand(C, -1, -1, -1), groups=C)
@@ -38,20 +38,21 @@ def smooth(images: Tensor, sigma: float) -> Tensor:
 
 
 class Denoise(nn.Module):
-    """For bright things on a dark ground: smooth as much as an image is noisy, then keep what is brighter than a level.
+    """Smooth an image as much as it is noisy, then keep what is brighter than a level; for bright strokes on black.
 
     With n the noise level of an image x, g(σ) the image smoothed by a Gaussian of σ pixels and w = min(1, n / full):
 
         y = (1 − w) · g(0.6) + w · relu(g(1) − threshold · n),   z = y / max(y, faintest),
         answer = sigmoid(slope · (z − level)) − sigmoid(−slope · level)
 
-    so that the ground stays 0, contrast does not matter, and a blurred stroke looks like a sharp one. slope and level
-    are learned.
+    so that the background stays 0, contrast does not matter, and a blurred stroke looks like a sharp one. slope and
+    level are learned.
 
     Args:
-        threshold: levels of noise that are taken away from the smoothed image.
-        full: the level of noise from which on only the smoothed image counts.
-        faintest: an image whose brightest place is darker than this is not brightened further.
+        threshold: how many noise levels are subtracted from the smoothed image.
+        full: the noise level from which only the smoothed image counts.
+        faintest: an image whose brightest pixel is darker than this is not brightened further.
+        sharp: σ of the slightly smoothed image, in pixels.
         vary: in training the level of each image is moved at random by up to this much, which makes strokes thicker
             or thinner.
     """

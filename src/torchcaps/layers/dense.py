@@ -1,4 +1,4 @@
-"""Capsules that hear from every capsule below."""
+"""Capsules that get a vote from every capsule below."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from torchcaps.layers.routings import ROUTINGS
 
 
 class DenseCaps(nn.Module):
-    """Every child votes for every parent with a matrix of its own; routing decides whose votes count.
+    """Every child votes for every parent with a matrix of its own; routing decides which votes count.
 
-    in_capsules, in_dim    I children of K dimensions
-    out_capsules, out_dim  J parents of D dimensions; of matrix capsules both are the P·P of a pose
-    routing                a name in ROUTINGS
-    bias                   a learned (J, D) inside routing, 0.1 at first, as in the authors' code
-    leaky                  children that fit no parent may keep part of their coupling to themselves
-    std                    of the initial weight; by default such that parents start with a length of about a half
-
-    input    pose (B, I, K), as Capsules or as a plain tensor
-    returns  pose (B, J, D); with return_couplings also (B, I, J)
+    Args:
+        in_capsules: I children.
+        in_dim: K dimensions of a child's pose; for matrix capsules the P·P of a pose.
+        out_capsules: J parents.
+        out_dim: D dimensions of a parent's pose; for matrix capsules the P·P of a pose.
+        routing: a name in ROUTINGS.
+        iterations: number of routing iterations.
+        bias: learn a bias (J, D) inside routing, 0.1 at first, as in the authors' code.
+        leaky: let a child that fits no parent keep part of its coupling.
+        std: of the initial weight; by default parents start with a length of about a half.
     """
 
     def __init__(
@@ -54,12 +55,12 @@ class DenseCaps(nn.Module):
                 f"got {in_dim} and {out_dim}"
             )
         if not kind.biased and (bias or leaky):
-            raise UserError(f"DenseCaps: {routing} takes no bias and does not leak: leave bias and leaky away")
+            raise UserError(f"DenseCaps: {routing} routing supports neither bias nor leaky: omit both")
         self.in_capsules, self.in_dim = in_capsules, in_dim
         self.out_capsules, self.out_dim = out_capsules, out_dim
         self.routing, self.iterations, self.leaky = routing, iterations, leaky
         if std is None:
-            # With couplings 1/J, children of length a half and random matrices, |s| = std · √(I·D) / (2J): ask for 1.
+            # With couplings 1/J, children of length a half and random matrices, |s| = std · √(I·D) / (2J): make it 1.
             std = 2 * out_capsules / math.sqrt(in_capsules * out_dim)
         shape = (side, side) if kind.matrix else (out_dim, in_dim)
         self.weight = nn.Parameter(torch.empty(in_capsules, out_capsules, *shape))
@@ -71,27 +72,35 @@ class DenseCaps(nn.Module):
         self._names = ("weight", *(["bias"] if bias else []), *learned)
 
     def forward(
-        self, children: Capsules | Tensor, *, return_couplings: bool = False
+        self, children: Capsules | Tensor, *, iterations: int | None = None, return_couplings: bool = False
     ) -> Capsules | tuple[Capsules, Tensor | None]:
-        parents, couplings = self.route(children, self.iterations, couplings=return_couplings)
-        return (parents, couplings) if return_couplings else parents
+        """Route the children to the parents.
 
-    def route(
-        self, children: Capsules | Tensor, iterations: int, couplings: bool = False
-    ) -> tuple[Capsules, Tensor | None]:
-        """The forward pass with another number of iterations: couplings (B, I, J) are those of the last one."""
+        Args:
+            children: pose (B, I, K), as Capsules or as a plain tensor.
+            iterations: instead of the layer's own number.
+            return_couplings: also return the couplings of the last iteration.
+
+        Returns:
+            pose (B, J, D); with return_couplings a tuple of that and the couplings (B, I, J).
+        """
         children = as_capsules(children)
         u = children.pose
         if u.ndim != 3 or u.shape[1:] != (self.in_capsules, self.in_dim):
             raise ValueError(
                 f"DenseCaps({self.extra_repr()}): expected a pose of shape (B, {self.in_capsules}, {self.in_dim}), "
-                f"got {tuple(u.shape)}; set in_capsules and in_dim to what the layer below gives"
+                f"got {tuple(u.shape)}; set in_capsules and in_dim to the output sizes of the layer below"
             )
-        return ROUTINGS[self.routing].route(children, self.weights, iterations, self.leaky, couplings)
+        routing = ROUTINGS[self.routing]
+        count = self.iterations if iterations is None else iterations
+        arguments = routing.arguments(children, self.weights, count, self.leaky)
+        routed = routing.function(**arguments, return_couplings=return_couplings)
+        parents = Capsules(routed.poses, routed.activation)
+        return (parents, routed.couplings) if return_couplings else parents
 
     @property
     def weights(self) -> dict[str, Tensor]:
-        """All that routing learns, by name, as it stands: pruned or parametrised, where a layer is."""
+        """All learned tensors by name, as routing uses them: after pruning or parametrisation, if there is any."""
         return {name: getattr(self, name) for name in self._names}
 
     def extra_repr(self) -> str:

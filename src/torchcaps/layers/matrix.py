@@ -1,4 +1,4 @@
-"""Matrix capsules: poses are P×P matrices, votes products of matrices, and EM routing decides (Hinton et al. 2018).
+"""Matrix capsules: poses are P×P matrices, votes are products of matrices, routing is EM (Hinton et al. 2018).
 
 Maps of capsules have poses (B, T, P·P, H, W), row by row, and activations (B, T, H, W).
 """
@@ -16,10 +16,12 @@ from torchcaps.ops import em_routing, em_routing_conv
 
 
 class MatrixPrimaryCaps(nn.Module):
-    """The first matrix capsules: a 1×1 convolution to the poses, another, with a sigmoid, to the activations.
+    """The first matrix capsules: one 1×1 convolution for the poses, another with a sigmoid for the activations.
 
-    input    (B, in_channels, H, W)
-    returns  pose (B, types, P·P, H, W), activation (B, types, H, W)
+    Args:
+        in_channels: of the feature maps.
+        types: T types of capsules.
+        size: P.
     """
 
     def __init__(self, in_channels: int, types: int, size: int = 4):
@@ -29,14 +31,16 @@ class MatrixPrimaryCaps(nn.Module):
         self.activation = nn.Conv2d(in_channels, types, 1)
 
     def forward(self, features: Tensor) -> Capsules:
+        """Map (B, in_channels, H, W) to pose (B, T, P·P, H, W) and activation (B, T, H, W)."""
         pose = self.pose(features).unflatten(1, (self.types, -1))
         return Capsules(pose, self.activation(features).sigmoid())
 
 
 class _EMRouted(nn.Module):
-    """What layers routed by EM have in common: matrices, the two costs of a parent, and an inverse temperature.
+    """Base of layers with EM routing: matrices, the two costs of a parent, and an inverse temperature.
 
-    inverse_temperature  how decided activations are; kept with the weights, and raised while a model is trained
+    Attributes:
+        inverse_temperature: how sharp activations are; saved with the weights, and raised in training.
     """
 
     inverse_temperature: Tensor
@@ -64,11 +68,16 @@ class _EMRouted(nn.Module):
 
 
 class MatrixConvCaps2d(_EMRouted):
-    """A parent of each type at each place hears from a window of children, through matrices shared by all places.
+    """Each parent gets votes from a window of children, through matrices shared by all positions.
 
-    in_types, out_types  of the children and the parents
-    size                 P
-    kernel, stride       of the window; no padding
+    Args:
+        in_types: T types of children.
+        out_types: J types of parents.
+        size: P.
+        kernel: side of the window.
+        stride: of the window; there is no padding.
+        iterations: number of EM iterations.
+        inverse_temperature: initial value; how sharp activations are.
     """
 
     def __init__(
@@ -86,11 +95,12 @@ class MatrixConvCaps2d(_EMRouted):
         self.in_types, self.kernel, self.stride = in_types, kernel, stride
 
     def forward(self, children: Capsules) -> Capsules:
+        """Map pose (B, T, P·P, H, W) and activation (B, T, H, W) to (B, J, P·P, H', W') and (B, J, H', W')."""
         self.check(children, self.in_types)
         if min(children.pose.shape[3:]) < self.kernel:
             height, width = children.pose.shape[3:]
             raise ValueError(f"MatrixConvCaps2d: a window of {self.kernel} does not fit on maps of {height}×{width}")
-        pose, activation = em_routing_conv(
+        routed = em_routing_conv(
             children.pose,
             children.activation,
             self.weight,
@@ -100,14 +110,21 @@ class MatrixConvCaps2d(_EMRouted):
             stride=self.stride,
             inverse_temperature=self.inverse_temperature,
         )
-        return Capsules(pose, activation)
+        return Capsules(routed.poses, routed.activation)
 
 
 class ClassCaps(_EMRouted):
-    """A capsule for each class hears from every child, through matrices shared by all places; so that places still
-    count, each child adds its own, between 0 and 1, to the last column of its votes: row first, then column.
+    """A capsule for each class gets votes from every child, through matrices shared by all positions.
 
-    returns  pose (B, J, P·P), activation (B, J); with return_couplings also (B, H·W·T, J)
+    So that the position still counts, each child adds its own, between 0 and 1, to the last column of its votes: row
+    first, then column.
+
+    Args:
+        in_types: T types of children.
+        classes: J.
+        size: P.
+        iterations: number of EM iterations.
+        inverse_temperature: initial value; how sharp activations are.
     """
 
     def __init__(
@@ -122,10 +139,21 @@ class ClassCaps(_EMRouted):
         super().__init__(in_types, classes, size, iterations, inverse_temperature)
         self.in_types = in_types
 
-    def forward(self, children: Capsules, *, return_couplings: bool = False) -> Capsules | tuple[Capsules, Tensor]:
+    def forward(
+        self, children: Capsules, *, return_couplings: bool = False
+    ) -> Capsules | tuple[Capsules, Tensor | None]:
+        """Route the children to the classes.
+
+        Args:
+            children: pose (B, T, P·P, H, W), activation (B, T, H, W).
+            return_couplings: also return the couplings of the last iteration.
+
+        Returns:
+            pose (B, J, P·P), activation (B, J); with return_couplings a tuple of that and the couplings (B, H·W·T, J).
+        """
         self.check(children, self.in_types)
         height, width = children.pose.shape[3:]
-        pose, activation, *couplings = em_routing(
+        routed = em_routing(
             children.pose.permute(0, 3, 4, 1, 2).flatten(1, 3),
             children.activation.permute(0, 2, 3, 1).flatten(1),
             self.weight.repeat(height * width, 1, 1, 1),
@@ -136,11 +164,11 @@ class ClassCaps(_EMRouted):
             offset=self.places(height, width),
             return_couplings=return_couplings,
         )
-        parents = Capsules(pose, activation)
-        return (parents, couplings[0]) if return_couplings else parents
+        parents = Capsules(routed.poses, routed.activation)
+        return (parents, routed.couplings) if return_couplings else parents
 
     def places(self, height: int, width: int) -> Tensor:
-        """(H·W·T, P·P): zero but for the last column's first two entries, the row and the column of the child."""
+        """Offsets (H·W·T, P·P): the last column starts with the row and the column of the child, the rest is zero."""
         row_H, column_W = (
             (torch.arange(side, device=self.weight.device, dtype=self.weight.dtype) + 0.5) / side
             for side in (height, width)

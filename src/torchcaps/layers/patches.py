@@ -6,13 +6,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-FEW = 4  # channels: a convolution of so few leaves tensor cores idle, and cuDNN has nothing fast for it
-ALIGNED = 8  # numbers: tensor cores want rows of a multiple of that
+FEW = 4  # channels: a convolution of up to this many leaves tensor cores idle, and cuDNN has no fast kernel for it
+ALIGNED = 8  # values: tensor cores need rows of a multiple of this
 
 
 class PatchConv2d(nn.Conv2d):
-    """`nn.Conv2d` with a stride of 1, which on a GPU writes out the patches of images of few channels, and takes one
-    product of them all with the weights. Weights, and results but for rounding, are the same."""
+    """`nn.Conv2d` with a stride of 1; on a GPU, for images of few channels, one matrix product of patches and weights.
+
+    Weights are the same, and so are results up to rounding.
+    """
 
     def forward(self, images: Tensor) -> Tensor:
         if not images.is_cuda or self.in_channels > FEW:
@@ -21,7 +23,7 @@ class PatchConv2d(nn.Conv2d):
 
 
 def convolve_patches(images_BCHW: Tensor, weight_NCkk: Tensor, bias_N: Tensor | None, padding: int = 0) -> Tensor:
-    """(B, N, Y, X), channels last in memory; in the type that autocast asks for."""
+    """Convolve to (B, N, Y, X), channels last in memory, in the type that autocast chooses."""
     kernel, kind = weight_NCkk.shape[-1], images_BCHW.device.type
     if torch.is_autocast_enabled(kind):
         images_BCHW = images_BCHW.to(torch.get_autocast_dtype(kind))  # before they become 81 times as many

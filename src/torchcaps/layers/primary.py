@@ -13,12 +13,16 @@ from torchcaps.ops import squash_maps
 class PrimaryCaps(nn.Module):
     """One convolution whose output channels are read as `types` kinds of `dim`-dimensional capsules at each position.
 
-    input    (B, in_channels, H, W)
-    returns  pose (B, I, dim), I = types · H' · W' ordered type first, then row, then column
-
-    routed=True is the form of the authors' code: the layer below counts as one capsule that routes itself to every
-    type alike, so the convolution is divided by the number of types (one more when leaky) and a bias added to each
-    type's sum.
+    Args:
+        in_channels: of the feature maps.
+        types: T types of capsules.
+        dim: dimensions of a capsule.
+        kernel_size: of the convolution.
+        stride: of the convolution.
+        padding: of the convolution.
+        routed: the form of the authors' code. The layer below is one capsule with equal couplings to all types: the
+            convolution is divided by the number of types, and a bias is added to each type's sum.
+        leaky: divide by one more than the number of types.
     """
 
     def __init__(
@@ -41,9 +45,10 @@ class PrimaryCaps(nn.Module):
         self.scale = 1 / (types + leaky) if routed else 1.0
 
     def forward(self, features: Tensor) -> Capsules:
+        """Map (B, in_channels, H, W) to pose (B, T·H'·W', dim), ordered type first, then row, then column."""
         self._check(features)
         conv, bias = self.conv, None if self.bias is None else self.bias.flatten()
-        if conv.bias is None or conv._forward_hooks or conv._forward_pre_hooks:  # of pruning, or of somebody looking on
+        if conv.bias is None or conv._forward_hooks or conv._forward_pre_hooks:  # of pruning, or a user's
             maps = conv(features)
         else:
             maps, bias = functional.conv2d(features, conv.weight, None, conv.stride, conv.padding), conv.bias

@@ -6,13 +6,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-STRIDE = 4  # pixels of an image for one place of the stem's map
+STRIDE = 4  # pixels of an image for one position of the stem's map
 
 
 class BlurPool(nn.Module):
-    """Halve a map after smoothing it with [1, 2, 1] / 4 in both directions, so that little depends on odd or even.
+    """Halve a map after smoothing it with [1, 2, 1] / 4 in both directions: shifts by one pixel change little.
 
     Zhang 2019, Making convolutional networks shift-invariant again.
+
+    Args:
+        channels: C.
     """
 
     kernel: Tensor

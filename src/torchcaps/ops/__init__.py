@@ -1,14 +1,15 @@
 """Pure functions on tensors: no parameters, no modules, no I/O."""
 
 from torchcaps.ops.attention import inverted_attention_routing, self_attention_routing
-from torchcaps.ops.em.routing import em_routing, em_routing_conv
-from torchcaps.ops.local.reference import Window
-from torchcaps.ops.local.routing import local_routing
+from torchcaps.ops.dynamic import dynamic_routing, route_votes
+from torchcaps.ops.em import em_routing, em_routing_conv
+from torchcaps.ops.local import Window, local_routing
 from torchcaps.ops.primary import squash_maps
-from torchcaps.ops.routing import dynamic_routing, route_votes
+from torchcaps.ops.result import Routed
 from torchcaps.ops.squash import squash
 
 __all__ = [
+    "Routed",
     "Window",
     "dynamic_routing",
     "em_routing",

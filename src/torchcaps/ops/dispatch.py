@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import functools
 import importlib.util
 import logging
@@ -19,107 +20,67 @@ VARIABLE = "TORCHCAPS_BACKEND"
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 log = logging.getLogger("torchcaps")
+_override: contextvars.ContextVar[str | None] = contextvars.ContextVar("torchcaps_backend", default=None)
 
 
-def backend(u_BIK: Tensor, weight_IJDK: Tensor, iterations: int) -> str:
-    """`fused` on CUDA where the kernels can serve the arguments, `chunked` elsewhere.
+@contextlib.contextmanager
+def using(name: str) -> Iterator[None]:
+    """Use one backend inside a `with` block, in this thread only.
 
-    The environment variable TORCHCAPS_BACKEND names another, for tests and comparisons.
+    Exporters use the reference: other runtimes do not know the operators of the fast backends. A graph that
+    torch.compile traced inside the block keeps its backend.
+
+    Args:
+        name: "reference", "chunked" or "fused".
     """
-    name = asked(u_BIK)
-    if name != "fused":
-        return name
-    B, I, K = u_BIK.shape
-    D = weight_IJDK.shape[2]
-    reason = _why_not_triton(u_BIK) or _why_not_triton(weight_IJDK)
-    if reason is None and (B == 0 or I == 0):
-        reason = "there is nothing to route"
-    if reason is None and (K > 64 or D > 128 or iterations > 8):
-        reason = f"K={K}, D={D}, {iterations} iterations are beyond K=64, D=128, 8 iterations"
-    return _fused_unless(reason, "dynamic routing")
+    if name not in BACKENDS:
+        raise UserError(f"using: {name} is not a backend: {did_you_mean(name, BACKENDS)}")
+    token = _override.set(name)
+    try:
+        yield
+    finally:
+        _override.reset(token)
 
 
-def em_backend(pose_BID: Tensor, weight_NJPP: Tensor) -> str:
-    """The same for EM routing, whose kernels compute in float32 and serve poses of 1×1, 2×2 and 4×4."""
-    name = asked(pose_BID)
-    if name != "fused":
-        return name
-    size = weight_NJPP.shape[-1]
-    reason = _why_not_triton(pose_BID) or _why_not_triton(weight_NJPP)
-    if reason is None and pose_BID.numel() == 0:
-        reason = "there is nothing to route"
-    if reason is None and size not in (1, 2, 4):
-        reason = f"poses are {size}×{size}, not 1×1, 2×2 or 4×4"
-    return _fused_unless(reason, "EM routing")
-
-
-def local_backend(pose_BTDHW: Tensor, bias_JE: Tensor) -> str:
-    """The same for routing at each position; the bias has the type that is routed in."""
-    name = asked(pose_BTDHW)
-    if name != "fused":
-        return name
-    reason = _why_not_triton(pose_BTDHW) or _why_not_triton(bias_JE)
-    if reason is None and pose_BTDHW.numel() == 0:
-        reason = "there is nothing to route"
-    return _fused_unless(reason, "routing at each position")
-
-
-def _fused_unless(reason: str | None, what: str) -> str:
-    if reason is None:
-        return "fused"
-    if not torch.compiler.is_compiling():  # a log line would break the graph
-        _say_once(what, reason)
-    return "chunked"
-
-
-def triton_kernels(x: Tensor) -> bool:
-    """Whether Triton kernels serve x: by default on CUDA."""
-    return asked(x) == "fused" and _why_not_triton(x) is None and x.numel() > 0
-
-
-def asked(x: Tensor) -> str:
-    """The backend by device, or by name in the environment, whether or not it can serve x."""
-    name = os.environ.get(VARIABLE) or ("fused" if x.is_cuda else "chunked")
+def requested(x: Tensor) -> str:
+    """Return the backend that `using`, the environment or else the device asks for, whether or not it can serve x."""
+    name = _overridden() or os.environ.get(VARIABLE) or ("fused" if x.is_cuda else "chunked")
     if name not in BACKENDS:
         raise UserError(f"{VARIABLE}={name} is not a backend: {did_you_mean(name, BACKENDS)}")
     return name
 
 
-@contextlib.contextmanager
-def using(name: str) -> Iterator[None]:
-    """Within, this backend runs: the reference while a model is traced for runtimes that know none of our operators."""
-    before = os.environ.get(VARIABLE)
-    os.environ[VARIABLE] = name
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[VARIABLE]
-        else:
-            os.environ[VARIABLE] = before
+def _overridden() -> str | None:
+    return _override.get()
 
 
-def eager_inference(x: Tensor) -> bool:
-    """Whether nothing will be differentiated, traced or transformed. Then an operator is called as the plain function
-    that it is: passing through PyTorch's dispatcher takes a good part of the time of routing a single image.
+# Dynamo cannot trace ContextVar.get; so marked, the function is called while tracing and its result is a constant.
+# torch.compiler.assume_constant_result does just this, but imports Dynamo, which takes longer than importing torchcaps.
+_overridden._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def choose(routing: str, *tensors: Tensor, limit: str | None = None) -> str:
+    """Return the backend that runs: the requested one, or chunked where the fused kernels cannot serve the arguments.
+
+    Args:
+        routing: its name, for the log message when fused was requested and cannot run.
+        tensors: the children's poses first; the kernels need each on a GPU, in float32, bfloat16 or float16.
+        limit: why the sizes are beyond what the kernels serve, or None.
     """
-    if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.jit.is_tracing():
-        return False
-    ordinary = type(x) in (Tensor, torch.nn.Parameter) and x.device.type in ("cpu", "cuda")
-    return ordinary and torch._C._functorch.peek_interpreter_stack() is None
+    name = requested(tensors[0])
+    if name != "fused":
+        return name
+    reason = "the batch is empty" if tensors[0].numel() == 0 else limit
+    for x in reversed(tensors):
+        reason = _not_for_triton(x) or reason
+    if reason is None:
+        return "fused"
+    if not torch.compiler.is_compiling():  # a log line would break the graph
+        _log_once(routing, reason)
+    return "chunked"
 
 
-def float32_precision() -> str:
-    """What torch.set_float32_matmul_precision says: highest, high or medium. Where the newer settings by device are in
-    use, which make PyTorch refuse the question, what those say.
-    """
-    try:
-        return torch.get_float32_matmul_precision()
-    except RuntimeError:
-        return {"tf32": "high", "bf16": "medium"}.get(torch.backends.cuda.matmul.fp32_precision, "highest")
-
-
-def _why_not_triton(x: Tensor) -> str | None:
+def _not_for_triton(x: Tensor) -> str | None:
     if not HAS_TRITON:
         return "Triton is not installed"
     if not (x.is_cuda or INTERPRETED):
@@ -130,5 +91,28 @@ def _why_not_triton(x: Tensor) -> str | None:
 
 
 @functools.cache
-def _say_once(what: str, reason: str) -> None:
-    log.warning("%s runs on the chunked path, not the fused one: %s", what, reason)
+def _log_once(routing: str, reason: str) -> None:
+    log.warning("%s runs on the chunked path, not the fused one: %s", routing, reason)
+
+
+def eager_inference(x: Tensor) -> bool:
+    """Return whether nothing will be differentiated, traced or transformed.
+
+    Then an operator is called as a plain function: PyTorch's dispatcher takes a large share of the time of routing a
+    single image.
+    """
+    if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return False
+    ordinary = type(x) in (Tensor, torch.nn.Parameter) and (x.is_cpu or x.is_cuda)
+    return ordinary and torch._C._functorch.peek_interpreter_stack() is None
+
+
+def float32_precision() -> str:
+    """Return the setting of torch.set_float32_matmul_precision: highest, high or medium.
+
+    Where the newer settings for each device are in use, PyTorch refuses to return it; then those decide.
+    """
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return {"tf32": "high", "bf16": "medium"}.get(torch.backends.cuda.matmul.fp32_precision, "highest")

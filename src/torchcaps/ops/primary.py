@@ -1,41 +1,48 @@
 """From a convolution's maps to the first capsules: bias, scale, squash and re-ordering in one pass.
 
-`torchcaps::squash_maps` and its backward are PyTorch operators: Triton kernels on CUDA, a few tensor operations
-elsewhere.
+`torchcaps::squash_maps` is one PyTorch operator: Triton kernels on CUDA, a few tensor operations elsewhere.
 """
 
-# No `from __future__ import annotations`: torch.library reads the schema off the annotations.
+# No `from __future__ import annotations`: torch.library reads the schema from the annotations.
 from typing import Any, Optional
 
 import torch
 from torch import Tensor
 
-from torchcaps.ops.dispatch import asked, eager_inference, triton_kernels
+from torchcaps.ops.dispatch import choose, eager_inference
 from torchcaps.ops.squash import at_least_float32, squash, squash_backward
 
 
 def squash_maps(maps: Tensor, bias: Optional[Tensor], dim: int, scale: float = 1.0) -> Tensor:
     """Read every `dim` neighbouring channels at a position as one capsule, and squash it.
 
-    maps     (B, T·dim, H, W)  T types of capsules
-    bias     (T·dim,)          added to scale · maps before squashing
-    returns  (B, T·H·W, dim), ordered type first, then row, then column
+    Args:
+        maps: (B, T·dim, H, W) of T types of capsules.
+        bias: (T·dim,) added to scale · maps before squashing.
+        dim: dimensions of a capsule.
+        scale: factor of the maps.
+
+    Returns:
+        (B, T·H·W, dim) ordered type first, then row, then column.
     """
     if maps.ndim != 4 or maps.shape[1] % dim:
         raise ValueError(f"squash_maps: maps must be (B, T·{dim}, H, W), got {tuple(maps.shape)}")
     if bias is not None and bias.shape != maps.shape[1:2]:
         raise ValueError(f"squash_maps: bias must be ({maps.shape[1]},), got {tuple(bias.shape)}")
-    if asked(maps) == "reference":
+    limit = f"capsules of {dim} dimensions are beyond 256" if dim > 256 else None  # a program holds 128 capsules
+    backend = choose("squash_maps", maps, limit=limit)
+    if backend == "reference":
         return reference(maps, bias, dim, scale)
-    return (_squashed if eager_inference(maps) else _squash_maps)(maps, bias, dim, scale)
+    return (_squashed if eager_inference(maps) else _squash_maps)(maps, bias, dim, scale, backend == "fused")
 
 
 def reference(maps: Tensor, bias: Optional[Tensor], dim: int, scale: float) -> Tensor:
+    """As `squash_maps`, in plain tensor operations."""
     return squash(_sums(maps, bias, dim, scale)).flatten(1, 2).to(maps.dtype)
 
 
 def _sums(maps: Tensor, bias: Optional[Tensor], dim: int, scale: float) -> Tensor:
-    """What is squashed (B, T, H·W, dim), contiguous: norms along the innermost axis are many times faster."""
+    """The vectors to squash (B, T, H·W, dim), contiguous: norms along the innermost axis are many times faster."""
     B, C, H, W = maps.shape
     # A capsule is `dim` neighbouring channels at one position: split the channels first, then move them last.
     # Reshaping (B, C, H, W) straight to (B, I, dim) would mix positions into the pose.
@@ -45,12 +52,8 @@ def _sums(maps: Tensor, bias: Optional[Tensor], dim: int, scale: float) -> Tenso
     return sums_BTXD if bias is None else sums_BTXD + bias.view(-1, 1, dim)
 
 
-def _by_kernels(maps: Tensor, dim: int) -> bool:
-    return triton_kernels(maps) and dim <= 256  # of which a program holds 128 at a time
-
-
-def _squashed(maps: Tensor, bias: Optional[Tensor], dim: int, scale: float) -> Tensor:
-    if not _by_kernels(maps, dim):
+def _squashed(maps: Tensor, bias: Optional[Tensor], dim: int, scale: float, fused: bool) -> Tensor:
+    if not fused:
         return reference(maps, bias, dim, scale)
     from torchcaps.ops import primary_kernels
 
@@ -62,9 +65,9 @@ _squash_maps = torch.library.custom_op("torchcaps::squash_maps", _squashed, muta
 
 @torch.library.custom_op("torchcaps::squash_maps_backward", mutates_args=())
 def _squash_maps_backward(
-    grad: Tensor, maps: Tensor, bias: Optional[Tensor], dim: int, scale: float
+    grad: Tensor, maps: Tensor, bias: Optional[Tensor], dim: int, scale: float, fused: bool
 ) -> tuple[Tensor, Tensor]:
-    if _by_kernels(maps, dim):
+    if fused:
         from torchcaps.ops import primary_kernels
 
         return primary_kernels.backward(grad, maps, bias, dim, scale)
@@ -78,26 +81,26 @@ def _squash_maps_backward(
 
 
 @_squash_maps.register_fake
-def _(maps: Tensor, bias: Optional[Tensor], dim: int, scale: float) -> Tensor:
+def _(maps: Tensor, bias: Optional[Tensor], dim: int, scale: float, fused: bool) -> Tensor:
     B, C, H, W = maps.shape
     return maps.new_empty(B, C // dim * H * W, dim)
 
 
 @_squash_maps_backward.register_fake
-def _(grad: Tensor, maps: Tensor, bias: Optional[Tensor], dim: int, scale: float) -> tuple[Tensor, Tensor]:
+def _(grad: Tensor, maps: Tensor, bias: Optional[Tensor], dim: int, scale: float, fused: bool) -> tuple[Tensor, Tensor]:
     wide = torch.promote_types(maps.dtype, torch.float32)
     return torch.empty_like(maps), maps.new_empty(0 if bias is None else maps.shape[1], dtype=wide)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    maps, bias, ctx.dim, ctx.scale = inputs
+    maps, bias, ctx.dim, ctx.scale, ctx.fused = inputs
     ctx.save_for_backward(maps, bias)
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Optional[Tensor], ...]:
     maps, bias = ctx.saved_tensors
-    dmaps, dbias = _squash_maps_backward(grad, maps, bias, ctx.dim, ctx.scale)
-    return dmaps, None if bias is None else dbias.to(bias.dtype), None, None
+    dmaps, dbias = _squash_maps_backward(grad, maps, bias, ctx.dim, ctx.scale, ctx.fused)
+    return dmaps, None if bias is None else dbias.to(bias.dtype), None, None, None
 
 
 _squash_maps.register_autograd(_backward, setup_context=_save)

@@ -6,15 +6,19 @@ import torch
 from torch import Tensor
 
 # Lengths are taken of x/256: the sum of up to 65,536 squares then never overflows where one square does not.
-# What underflows instead is so short that its squash rounds to zero anyway.
+# A vector that underflows instead is so short that its squash rounds to zero anyway.
 _RANGE = 256.0
 
 
 def squash(x: Tensor, dim: int = -1) -> Tensor:
     """Shrink each vector to length |x|²/(1+|x|²), keeping its direction (Eq. 1); zero stays zero, with zero gradient.
 
-    x        (..., D, ...)  D at dim
-    returns  the same shape and dtype; bf16 and fp16 are computed in float32
+    Args:
+        x: (..., D, ...) with D at dim.
+        dim: the axis of a vector.
+
+    Returns:
+        The same shape and dtype; bf16 and fp16 are computed in float32.
     """
     wide = at_least_float32(x)
     near, far = _sine_cosine(wide, dim)[1:]
@@ -22,12 +26,9 @@ def squash(x: Tensor, dim: int = -1) -> Tensor:
 
 
 def squash_backward(x: Tensor, grad: Tensor, dim: int = -1) -> Tensor:
-    """The gradient of a loss at x, from its gradient at squash(x).
+    """Compute the gradient at x from the gradient at squash(x), both (..., D, ...) with D at dim.
 
     With |x| = tan φ the squash scales x by f = sin φ cos φ, and its Jacobian is f·(1 + cos 2φ · e eᵀ), e = x/|x|.
-
-    x, grad  (..., D, ...)  D at dim
-    returns  the same shape
     """
     norm, near, far = _sine_cosine(x, dim)
     direction = x / torch.where(norm > 0, norm, 1)
@@ -36,12 +37,12 @@ def squash_backward(x: Tensor, grad: Tensor, dim: int = -1) -> Tensor:
 
 
 def at_least_float32(x: Tensor) -> Tensor:
-    """x in the precision sums and exponentials are taken in: float32, or float64 if it is float64 already."""
+    """Convert to the type of sums and exponentials: float32, or float64 if x is float64 already."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def no_autocast(x: Tensor) -> torch.autocast:
-    """Inside this block products stay in the precision of their factors, whatever autocast the caller has chosen."""
+    """Disable autocast inside the block: products keep the precision of their factors."""
     return torch.autocast(x.device.type, enabled=False)
 
 

@@ -50,7 +50,7 @@ def predict(served: ServedModel, image: Tensor, request: requests.PredictRequest
     if request.decode is None and iterations is None and not isinstance(model, CapsuleModel):
         return Prediction(model(image[None]), [])
     capsules = served.capsules
-    parents, _ = capsules.classes.route(capsules.children_of(image[None]), iterations or capsules.classes.iterations)
+    parents = capsules.classes(capsules.children_of(image[None]), iterations=iterations)
     classes = request.decode or longest(parents.activation[0], request.top)
     pictures = capsules.reconstruct_each(parents, torch.tensor([classes]))[0]  # type: ignore[index]
     return Prediction(Output(parents.activation, parents.pose), classes, pictures)

@@ -1,6 +1,6 @@
 """Routing by attention: agreement is a dot product of votes with each other, or with the parents' poses.
 
-`reference` reads like the papers; README.md derives what is computed here in its place.
+`reference` reads like the papers; README.md derives the faster form that is computed here.
 """
 
 from __future__ import annotations
@@ -11,20 +11,25 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from torchcaps.ops.result import Routed
 from torchcaps.ops.squash import at_least_float32, no_autocast
 
 RANGE = 256.0  # lengths are taken of x/256, as in `squash`: sums of squares then do not overflow where squares do not
 
 
 def self_attention_routing(
-    u: Tensor, weight: Tensor, prior: Tensor | None = None, return_couplings: bool = False
-) -> Tensor | tuple[Tensor, Tensor]:
-    """Route children by how well each one's vote agrees with all votes (Mazzia et al. 2021), in a single pass.
+    u: Tensor, weight: Tensor, prior: Tensor | None = None, *, return_couplings: bool = False
+) -> Routed:
+    """Route each child by how well its vote agrees with all votes (Mazzia et al. 2021), in a single pass.
 
-    u        (B, I, K)     the children's poses
-    weight   (I, J, D, K)  child i's vote for parent j is weight[i, j] @ u[b, i]
-    prior    (I, J)        added to the couplings, the same for every example
-    returns  (B, J, D) the parents' poses; with return_couplings also (B, I, J), without the prior: they sum to 1 over J
+    Args:
+        u: (B, I, K) poses of the children.
+        weight: (I, J, D, K); child i's vote for parent j is weight[i, j] @ u[b, i].
+        prior: (I, J) added to the couplings of every example.
+        return_couplings: also return the couplings.
+
+    Returns:
+        poses (B, J, D), couplings (B, I, J) without the prior, which sum to 1 over J.
     """
     I, J, D = _check("self_attention_routing", u, weight)
     if prior is not None and prior.shape != (I, J):
@@ -36,7 +41,8 @@ def self_attention_routing(
         couplings_BIJ = (torch.einsum("bijd,bjd->bij", votes_BIJD, all_BJD) / math.sqrt(D)).softmax(-1)
         shares_BIJ = couplings_BIJ if prior is None else couplings_BIJ + at_least_float32(prior)
         poses_BJD = squash_exponential(torch.einsum("bij,bijd->bjd", shares_BIJ, votes_BIJD))
-    return _answer(u, weight, poses_BJD, couplings_BIJ, return_couplings)
+    dtype = torch.promote_types(u.dtype, weight.dtype)
+    return Routed(poses_BJD.to(dtype), None, couplings_BIJ.to(dtype) if return_couplings else None)
 
 
 def inverted_attention_routing(
@@ -47,15 +53,25 @@ def inverted_attention_routing(
     iterations: int = 2,
     *,
     parents: Tensor | None = None,
+    classifier: Tensor | None = None,
+    classifier_bias: Tensor | None = None,
     return_couplings: bool = False,
-) -> Tensor | tuple[Tensor, Tensor]:
-    """Parents compete for children by the dot product of their pose with the vote (Tsai et al. 2020, Procedure 1).
+) -> Routed:
+    """Let parents compete for children by the dot product of pose and vote (Tsai et al. 2020, Procedure 1).
 
-    u             (B, I, K)     the children's poses
-    weight        (I, J, D, K)  child i's vote for parent j is weight[i, j] @ u[b, i]
-    scale, shift  (D,)          of the layer normalisation that every parent's sum goes through
-    parents       (B, J, D)     poses to start from; by default none, and the first iteration couples all alike
-    returns       (B, J, D) the parents' poses; with return_couplings also (B, I, J), those of the last iteration
+    Args:
+        u: (B, I, K) poses of the children.
+        weight: (I, J, D, K); child i's vote for parent j is weight[i, j] @ u[b, i].
+        scale: (D,) of the layer normalisation of each parent's sum.
+        shift: (D,) of the same.
+        iterations: number of routing iterations, at least 1.
+        parents: (B, J, D) poses to start from; without them the couplings of the first iteration are equal.
+        classifier: (D,) turns poses into activations; see `presence`.
+        classifier_bias: () of the classifier.
+        return_couplings: also return the couplings of the last iteration.
+
+    Returns:
+        poses (B, J, D), activation (B, J) if there is a classifier, couplings (B, I, J).
     """
     _, J, D = _check("inverted_attention_routing", u, weight)
     _check_inverted(iterations, scale, shift, parents, (u.shape[0], J, D))
@@ -71,29 +87,42 @@ def inverted_attention_routing(
             sums_BJD = torch.einsum("bij,bijd->bjd", couplings_BIJ, votes_BIJD)
             poses_BJD = functional.layer_norm(_shorten(sums_BJD, (2,)), (D,), scale_D, shift_D)
     assert poses_BJD is not None  # there was at least one iteration
-    return _answer(u, weight, poses_BJD, couplings_BIJ, return_couplings)
+    dtype = torch.promote_types(u.dtype, weight.dtype)
+    poses = poses_BJD.to(dtype)
+    activation = None if classifier is None else presence(poses, classifier, classifier_bias)
+    return Routed(poses, activation, couplings_BIJ.to(dtype) if return_couplings else None)
 
 
-def presence(poses: Tensor, classifier: Tensor, bias: Tensor) -> Tensor:
-    """How sure each parent is to be there, by one linear classifier for all: poses of one length cannot say it by that.
+def presence(poses: Tensor, classifier: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Turn poses into probabilities by one linear classifier for all parents.
 
-    poses       (B, J, D)
-    classifier  (D,)
-    bias        ()
-    returns     (B, J) in [0, 1], at least float32
+    Normalised poses have about the same length, so the length cannot say how present a parent is.
+
+    Args:
+        poses: (B, J, D).
+        classifier: (D,).
+        bias: ().
+
+    Returns:
+        (B, J) in [0, 1], at least float32.
     """
     with no_autocast(poses):
-        logits_BJ = at_least_float32(poses) @ classifier.to(at_least_float32(poses)) + bias
+        logits_BJ = at_least_float32(poses) @ classifier.to(at_least_float32(poses))
+        logits_BJ = logits_BJ if bias is None else logits_BJ + bias
     return logits_BJ.sigmoid()
 
 
 def squash_exponential(x: Tensor, dim: int = -1) -> Tensor:
-    """Shrink each vector to length 1 − e^(−|x|), keeping its direction: short ones stay almost as they are.
+    """Shrink each vector to length 1 − e^(−|x|), keeping its direction; short vectors hardly change.
 
-    Zero stays zero; its gradient is passed on unchanged, which is the limit from every side.
+    Zero stays zero, and its gradient is passed on unchanged, which is the limit from every side.
 
-    x        (..., D, ...)  D at dim
-    returns  the same shape and dtype; bf16 and fp16 are computed in float32
+    Args:
+        x: (..., D, ...) with D at dim.
+        dim: the axis of a vector.
+
+    Returns:
+        The same shape and dtype; bf16 and fp16 are computed in float32.
     """
     wide = at_least_float32(x)
     norm = torch.linalg.vector_norm(wide / RANGE, dim=dim, keepdim=True) * RANGE
@@ -115,13 +144,6 @@ def _shorten(x: Tensor, dims: tuple[int, ...]) -> Tensor:
     """
     limit = torch.finfo(x.dtype).max ** 0.4
     return x / (x.detach().abs().amax(dims, keepdim=True) / limit).clamp_min(1)
-
-
-def _answer(
-    u: Tensor, weight: Tensor, poses: Tensor, couplings: Tensor, return_couplings: bool
-) -> Tensor | tuple[Tensor, Tensor]:
-    dtype = torch.promote_types(u.dtype, weight.dtype)
-    return (poses.to(dtype), couplings.to(dtype)) if return_couplings else poses.to(dtype)
 
 
 def _check(name: str, u: Tensor, weight: Tensor) -> tuple[int, int, int]:

@@ -1,4 +1,4 @@
-"""Both routings as their papers write them: the yardstick for what is computed in their place."""
+"""Both routings as their papers write them: the reference that the faster forms are tested against."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ NORM_EPS = 1e-5  # of layer normalisation
 
 
 def self_attention_routing(u_BIK: Tensor, weight_IJDK: Tensor, prior_IJ: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Mazzia, Salvetti & Chiaberge (2021): an I×I attention for each parent, summed to one logit a child.
+    """Mazzia, Salvetti & Chiaberge (2021): an I×I attention for each parent, summed to one logit for each child.
 
-    u_BIK        (B, I, K)     the children's poses
-    weight_IJDK  (I, J, D, K)  one D×K matrix for each child and parent
-    prior_IJ     (I, J)        added to the couplings
-    returns      (B, J, D) the parents' poses, (B, I, J) the couplings without the prior
+    Args:
+        u_BIK: (B, I, K) poses of the children.
+        weight_IJDK: (I, J, D, K) one D×K matrix for each child and parent.
+        prior_IJ: (I, J) added to the couplings.
+
+    Returns:
+        (B, J, D) poses of the parents, (B, I, J) couplings without the prior.
     """
     with no_autocast(u_BIK):
         votes_BIJD = torch.einsum("ijdk,bik->bijd", at_least_float32(weight_IJDK), at_least_float32(u_BIK))
@@ -33,12 +36,17 @@ def self_attention_routing(u_BIK: Tensor, weight_IJDK: Tensor, prior_IJ: Tensor 
 def inverted_attention_routing(
     u_BIK: Tensor, weight_IJDK: Tensor, scale_D: Tensor, shift_D: Tensor, iterations: int
 ) -> tuple[Tensor, Tensor]:
-    """Procedure 1 of Tsai, Srivastava, Goh & Salakhutdinov (2020), from poses of zero.
+    """Procedure 1 of Tsai, Srivastava, Goh & Salakhutdinov (2020), starting from poses of zero.
 
-    u_BIK             (B, I, K)     the children's poses
-    weight_IJDK       (I, J, D, K)  one D×K matrix for each child and parent
-    scale_D, shift_D  (D,)          of the layer normalisation
-    returns           (B, J, D) the parents' poses, (B, I, J) the couplings of the last iteration
+    Args:
+        u_BIK: (B, I, K) poses of the children.
+        weight_IJDK: (I, J, D, K) one D×K matrix for each child and parent.
+        scale_D: (D,) of the layer normalisation.
+        shift_D: (D,) of the same.
+        iterations: number of routing iterations.
+
+    Returns:
+        (B, J, D) poses of the parents, (B, I, J) couplings of the last iteration.
     """
     with no_autocast(u_BIK):
         votes_BIJD = torch.einsum("ijdk,bik->bijd", at_least_float32(weight_IJDK), at_least_float32(u_BIK))

@@ -1,1 +1,102 @@
-"""Dynamic routing: `reference` reads like the paper, `chunked` is fast anywhere; README.md derives the second."""
+"""Dynamic routing: `reference` reads like the paper, `chunked` is fast on any device, `fused` runs Triton kernels.
+
+README.md derives the fast paths.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from torchcaps.ops.dispatch import choose, eager_inference
+from torchcaps.ops.dynamic import operators, reference
+from torchcaps.ops.result import Routed
+
+
+def dynamic_routing(
+    u: Tensor,
+    weight: Tensor,
+    iterations: int = 3,
+    *,
+    bias: Tensor | None = None,
+    leaky: bool = False,
+    return_couplings: bool = False,
+) -> Routed:
+    """Route children to parents by agreement (Sabour et al. 2017, Procedure 1), without storing the votes.
+
+    Args:
+        u: (B, I, K) poses of the children.
+        weight: (I, J, D, K); child i's vote for parent j is weight[i, j] @ u[b, i].
+        iterations: number of routing iterations, at least 1.
+        bias: (J, D) added to each parent's sum before it is squashed.
+        leaky: adds a logit of zero to the softmax, so that a child that fits no parent can keep part of its coupling.
+        return_couplings: also return the couplings of the last iteration.
+
+    Returns:
+        poses (B, J, D), couplings (B, I, J).
+    """
+    if weight.ndim != 4 or u.ndim != 3:
+        raise ValueError(
+            "dynamic_routing: u must be (B, I, K) and weight (I, J, D, K), "
+            f"got {tuple(u.shape)} and {tuple(weight.shape)}"
+        )
+    I, J, D, K = weight.shape
+    if u.shape[1:] != (I, K):
+        raise ValueError(
+            f"dynamic_routing: a weight of shape {tuple(weight.shape)} routes {I} children of {K} dimensions, "
+            f"got u of shape {tuple(u.shape)}; it should be (B, {I}, {K})"
+        )
+    _check("dynamic_routing", iterations, bias, J, D)
+    backend = choose("dynamic routing", u, weight, limit=_limit(K, D, iterations))
+    if backend == "reference":
+        poses, couplings = reference.dynamic_routing(u, weight, iterations, bias, leaky)
+    elif backend == "fused":
+        poses, couplings, *_ = operators.fused(u, weight, bias, iterations, leaky, return_couplings)
+    else:
+        route = operators.plain_chunked if eager_inference(u) else operators.chunked
+        poses, couplings, _ = route(u, weight, bias, iterations, leaky, return_couplings)
+    return Routed(poses, None, couplings if return_couplings else None)
+
+
+def backend_for(u: Tensor, weight: Tensor, iterations: int) -> str:
+    """Return the backend that `dynamic_routing` runs on for these arguments."""
+    return choose("dynamic routing", u, weight, limit=_limit(u.shape[2], weight.shape[2], iterations))
+
+
+def _limit(K: int, D: int, iterations: int) -> str | None:
+    if K <= 64 and D <= 128 and iterations <= 8:
+        return None
+    return f"K={K}, D={D}, {iterations} iterations are beyond K=64, D=128, 8 iterations"
+
+
+def route_votes(
+    votes: Tensor,
+    iterations: int = 3,
+    *,
+    bias: Tensor | None = None,
+    leaky: bool = False,
+    return_couplings: bool = False,
+) -> Routed:
+    """Route given votes, for layers whose votes are not weight @ u.
+
+    Args:
+        votes: (B, I, J, D) vote of child i for parent j.
+        iterations: number of routing iterations, at least 1.
+        bias: (J, D) added to each parent's sum before it is squashed.
+        leaky: as for `dynamic_routing`.
+        return_couplings: also return the couplings of the last iteration.
+
+    Returns:
+        poses (B, J, D), couplings (B, I, J).
+    """
+    if votes.ndim != 4:
+        raise ValueError(f"route_votes: votes must be (B, I, J, D), got {tuple(votes.shape)}")
+    _check("route_votes", iterations, bias, *votes.shape[2:])
+    poses, couplings = reference.route_votes(votes, iterations, bias, leaky)
+    return Routed(poses, None, couplings if return_couplings else None)
+
+
+def _check(name: str, iterations: int, bias: Tensor | None, J: int, D: int) -> None:
+    if iterations < 1:
+        raise ValueError(f"{name}: iterations must be at least 1, got {iterations}")
+    if bias is not None and bias.shape != (J, D):
+        raise ValueError(f"{name}: bias must be (J, D) = ({J}, {D}), got {tuple(bias.shape)}")

@@ -1,6 +1,6 @@
 """Dynamic routing as matrix products in which votes never exist; any device, hand-written backward.
 
-README.md beside this file derives it. Two facts carry it. Votes do not change between iterations, so the logits before
+README.md derives it from two facts. Votes do not change between iterations, so the logits before
 an iteration are û·V with V the sum of the parents found so far; and û = Wu is linear, so
 
     û·V   = u · (Wᵀ V)       `project`: one matrix product per parent, then a dot product over K
@@ -64,7 +64,7 @@ def forward(
 def _forward_by_votes(
     u_BIK: Tensor, weight_IJDK: Tensor, bias_JD: Tensor, iterations: int, leaky: bool, couplings: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The same for a small batch: while B ≤ K votes are no larger than W, and rearranging W costs more than they do."""
+    """The same for a small batch: with B ≤ K votes are no larger than W, and rearranging W costs more."""
     I, J, D, K = weight_IJDK.shape
     votes_IBX = torch.bmm(u_BIK.transpose(0, 1), weight_IJDK.reshape(I, J * D, K).transpose(1, 2))
     votes_IBJD = votes_IBX.view(I, -1, J, D)
@@ -141,7 +141,7 @@ def backward(
 
 
 def _project(parents_JBD: Tensor, w_JDX: Tensor, scratch: Tensor) -> Tensor:
-    """Wᵀ V, what each parent looks like from each child: (J, B, D) or (J, 2, B, D) → (J, B, X) or (J, 2, B, X)."""
+    """Wᵀ V, each parent seen from each child: (J, B, D) or (J, 2, B, D) → (J, B, X) or (J, 2, B, X)."""
     flat = parents_JBD.flatten(1, -2)
     wide = torch.bmm(flat, w_JDX, out=_take(scratch, (*flat.shape[:2], w_JDX.shape[2])))
     return wide.view(*parents_JBD.shape[:-1], -1)

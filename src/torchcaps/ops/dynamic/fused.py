@@ -1,7 +1,7 @@
 """Dynamic routing on a GPU: reads u and W, and never writes votes, logits or couplings to memory.
 
-kernels.py has the kernels and README.md the derivation; here they are launched. What the programs of one pass give to a
-parent is written to slots of their own, and the slots are added in a fixed order: two runs agree bit for bit.
+kernels.py has the kernels and README.md the derivation; here they are launched. Each program writes its part of a
+parent's sum to its own slot, and slots are added in a fixed order: two runs agree bit for bit.
 
 Kept for the backward: s of each iteration (R, B, J, D), the V before each (R-1, B, J, D), and the logarithms of the
 softmax's denominators (R-1, B, I). V and ds are only ever factors, and kept in the type of the products.
@@ -27,7 +27,7 @@ GATHER = {"bf16": (64, 64, 4, 3), "tf32": (64, 64, 2, 2), "tf32x3": (32, 64, 2, 
 FINISH_U = {"bf16": (64, 64, 4, 2), "tf32": (32, 64, 2, 2), "tf32x3": (32, 64, 2, 2)}
 GRADIENT_OF_W = {"bf16": (32, 64, 2, 2), "tf32": (32, 64, 2, 2), "tf32x3": (32, 64, 2, 2)}
 GATHER_PAIRS, GRADIENT_OF_W_PAIRS = ("bf16", "tf32"), ("bf16",)
-ROWS = 4  # parents a program of `finish_*` adds up
+ROWS = 4  # parents that a program of `finish_*` sums
 PROGRAMS = 528  # of `gather`: enough to fill the card, few enough that their slots stay small
 
 
@@ -65,9 +65,11 @@ class Tiles(NamedTuple):
 
 
 def product(u_BIK: Tensor) -> str:
-    """How products are taken: as the children come, with TF32 for float16, which has as many digits. Those of float32
-    as torch.set_float32_matmul_precision allows: highest, three TF32 products, which come within rounding of float32;
-    high, TF32; medium, bf16."""
+    """Choose the products by the type of the children: bf16 for bfloat16, TF32 for float16, which has as many digits.
+
+    For float32 torch.set_float32_matmul_precision decides: highest, three TF32 products, which are within rounding of
+    float32; high, TF32; medium, bf16.
+    """
     if u_BIK.dtype != torch.float32:
         return "bf16" if u_BIK.dtype == torch.bfloat16 else "tf32"
     return {"highest": "tf32x3", "high": "tf32", "medium": "bf16"}[float32_precision()]
@@ -89,7 +91,7 @@ def _groups(J: int, kind: str, pairs_of: tuple[str, ...]) -> tuple[bool, int]:
 def forward(
     u_BIK: Tensor, weight_IJDK: Tensor, bias_JD: Tensor | None, iterations: int, leaky: bool, couplings: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Poses (B, J, D) and couplings (B, I, J), empty unless asked for; then what the backward needs."""
+    """Poses (B, J, D) and couplings (B, I, J), empty unless couplings=True; then what the backward needs."""
     dtype = torch.promote_types(u_BIK.dtype, weight_IJDK.dtype)
     kind = product(u_BIK)
     u_BIK, weight_IJDK = _operands(u_BIK, weight_IJDK, kind)

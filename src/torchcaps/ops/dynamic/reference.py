@@ -1,4 +1,4 @@
-"""Routing by agreement as Procedure 1 of Sabour, Frosst & Hinton (2017) has it: the yardstick for every faster path."""
+"""Routing by agreement as in Procedure 1 of Sabour, Frosst & Hinton (2017): every faster path is tested against it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,15 @@ def dynamic_routing(
 ) -> tuple[Tensor, Tensor]:
     """Children vote for parents and route themselves to those that agree.
 
-    u_BIK        (B, I, K)     the children's poses
-    weight_IJDK  (I, J, D, K)  one D×K matrix for each child and parent
-    returns      (B, J, D) the parents' poses, (B, I, J) the couplings of the last iteration
+    Args:
+        u_BIK: (B, I, K) poses of the children.
+        weight_IJDK: (I, J, D, K) one D×K matrix for each child and parent.
+        iterations: number of routing iterations.
+        bias_JD: (J, D) added to each parent's sum before it is squashed.
+        leaky: see `couple`.
+
+    Returns:
+        (B, J, D) poses of the parents, (B, I, J) couplings of the last iteration.
     """
     with no_autocast(u_BIK):
         votes_BIJD = torch.einsum("ijdk,bik->bijd", at_least_float32(weight_IJDK), at_least_float32(u_BIK))
@@ -25,10 +31,10 @@ def dynamic_routing(
 
 
 def route_votes(votes_BIJD: Tensor, iterations: int, bias_JD: Tensor | None, leaky: bool) -> tuple[Tensor, Tensor]:
-    """Procedure 1, on votes that are already there. Gradients flow through every iteration.
+    """Run Procedure 1 on given votes (B, I, J, D); gradients flow through every iteration.
 
-    votes_BIJD  (B, I, J, D)  what child i predicts for parent j
-    returns     (B, J, D) the parents' poses, (B, I, J) the couplings of the last iteration
+    Returns:
+        (B, J, D) poses of the parents, (B, I, J) couplings of the last iteration.
     """
     dtype = votes_BIJD.dtype
     votes_BIJD = at_least_float32(votes_BIJD)
@@ -44,7 +50,8 @@ def route_votes(votes_BIJD: Tensor, iterations: int, bias_JD: Tensor | None, lea
 
 
 def couple(logits_BIJ: Tensor, leaky: bool) -> Tensor:
-    """Softmax over parents (Eq. 3). Leaky: one more logit, fixed at zero, takes in the children that fit no parent."""
+    """Softmax over parents (Eq. 3). Leaky: one more logit, fixed at zero, takes the coupling of children that fit no
+    parent."""
     if not leaky:
         return logits_BIJ.softmax(dim=-1)
     return torch.nn.functional.pad(logits_BIJ, (1, 0)).softmax(dim=-1)[..., 1:]

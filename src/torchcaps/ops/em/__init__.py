@@ -1,1 +1,167 @@
-"""EM routing of matrix capsules (Hinton, Sabour & Frosst 2018)."""
+"""EM routing of matrix capsules (Hinton, Sabour & Frosst 2018): `reference` reads like the paper, `chunked` and `fused`
+keep no votes; README.md has the formulas and derives the gradient.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import torch
+from torch import Tensor
+
+from torchcaps.ops.dispatch import choose
+from torchcaps.ops.em import chunked, operators, reference
+from torchcaps.ops.em.reference import Reach
+from torchcaps.ops.result import Routed
+from torchcaps.ops.squash import no_autocast
+
+
+def em_routing(
+    pose: Tensor,
+    activation: Tensor,
+    weight: Tensor,
+    beta_u: Tensor,
+    beta_a: Tensor,
+    iterations: int = 3,
+    *,
+    inverse_temperature: float | Tensor = 0.01,
+    offset: Tensor | None = None,
+    return_couplings: bool = False,
+) -> Routed:
+    """Route matrix capsules by expectation maximisation (Hinton et al. 2018); every child votes for every parent.
+
+    Args:
+        pose: (B, I, P·P) matrices of the children, row by row.
+        activation: (B, I) of the children, 0 to 1.
+        weight: (I, J, P, P); child i's vote for parent j is pose @ weight[i, j].
+        beta_u: (J,) cost of explaining a child badly.
+        beta_a: (J,) gain of being active.
+        iterations: number of EM iterations, at least 1.
+        inverse_temperature: how sharp activations are; gets no gradient.
+        offset: (I, P·P) added to each child's votes, such as its position; gets no gradient.
+        return_couplings: also return the couplings of the last iteration.
+
+    Returns:
+        poses (B, J, P·P), activation (B, J), couplings (B, I, J), which sum to 1 over J.
+    """
+    _check("em_routing", pose, activation, weight, beta_u, beta_a, iterations)
+    if weight.shape[0] != pose.shape[1]:
+        raise ValueError(f"em_routing: weight is for {weight.shape[0]} children, but pose has {pose.shape[1]}")
+    if offset is not None and offset.shape != pose.shape[1:]:
+        raise ValueError(f"em_routing: offset must be (I, P·P) = {tuple(pose.shape[1:])}, got {tuple(offset.shape)}")
+    if offset is not None and offset.requires_grad:
+        raise ValueError("em_routing: offset is a constant and gets no gradient: pass offset.detach()")
+    reach = Reach.everything(pose.shape[1], pose.device)
+    betas = beta_u, beta_a, iterations, inverse_temperature
+    poses, activations, shares = _route(pose, activation, weight, reach, *betas, offset, return_couplings)
+    return Routed(poses[:, 0], activations[:, 0], shares[:, 0] if return_couplings else None)
+
+
+def em_routing_conv(
+    pose: Tensor,
+    activation: Tensor,
+    weight: Tensor,
+    beta_u: Tensor,
+    beta_a: Tensor,
+    iterations: int = 3,
+    *,
+    stride: int = 1,
+    inverse_temperature: float | Tensor = 0.01,
+) -> Routed:
+    """Route maps of matrix capsules: a parent gets votes from a window of children.
+
+    Windows overlap. A child divides its coupling among the parents of all windows that contain it.
+
+    Args:
+        pose: (B, T, P·P, H, W) matrices of the children.
+        activation: (B, T, H, W) of the children, 0 to 1.
+        weight: (k·k·T, J, P, P) for each child of a window: rows, columns, then types; shared by all windows.
+        beta_u: (J,) cost of explaining a child badly.
+        beta_a: (J,) gain of being active.
+        iterations: number of EM iterations, at least 1.
+        stride: of the windows; there is no padding.
+        inverse_temperature: how sharp activations are; gets no gradient.
+
+    Returns:
+        poses (B, J, P·P, H', W'), activation (B, J, H', W').
+    """
+    if pose.ndim != 5 or activation.shape != (*pose.shape[:2], *pose.shape[3:]):
+        raise ValueError(
+            "em_routing_conv: pose must be (B, T, P·P, H, W) and activation (B, T, H, W), "
+            f"got {tuple(pose.shape)} and {tuple(activation.shape)}"
+        )
+    _, T, _, H, W = pose.shape
+    kernel = math.isqrt(weight.shape[0] // T)
+    if kernel * kernel * T != weight.shape[0] or not 1 <= kernel <= min(H, W) or stride < 1:
+        raise ValueError(
+            f"em_routing_conv: a weight for {weight.shape[0]} spots fits no window on maps of {T} types, {H}×{W}"
+        )
+    flat_pose = pose.permute(0, 3, 4, 1, 2).flatten(1, 3)
+    flat_activation = activation.permute(0, 2, 3, 1).flatten(1)
+    _check("em_routing_conv", flat_pose, flat_activation, weight, beta_u, beta_a, iterations)
+    reach = Reach.windows(H, W, T, kernel, stride, pose.device)
+    betas = beta_u, beta_a, iterations, inverse_temperature
+    poses, activations, _ = _route(flat_pose, flat_activation, weight, reach, *betas, offset=None, couplings=False)
+    size = [(side - kernel) // stride + 1 for side in (H, W)]
+    poses = poses.unflatten(1, size).permute(0, 3, 4, 1, 2)
+    return Routed(poses, activations.unflatten(1, size).permute(0, 3, 1, 2))
+
+
+def _route(
+    pose: Tensor,
+    activation: Tensor,
+    weight: Tensor,
+    reach: Reach,
+    beta_u: Tensor,
+    beta_a: Tensor,
+    iterations: int,
+    inverse_temperature: float | Tensor,
+    offset: Tensor | None,
+    couplings: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Route in at least float32; poses are returned in the type of poses and weights, the rest stays wide.
+
+    Returns:
+        poses (B, L, J, P·P), activations (B, L, J), and couplings (B, L, N, J), empty unless couplings=True.
+    """
+    with no_autocast(pose):
+        wide = functools.reduce(torch.promote_types, (x.dtype for x in (pose, activation, weight, beta_u, beta_a)))
+        wide = torch.promote_types(wide, torch.float32)
+        pose_, activation_, weight_, u_, a_ = (x.to(wide) for x in (pose, activation, weight, beta_u, beta_a))
+        offset_ = None if offset is None else offset.to(wide)
+        size = weight.shape[-1]
+        limit = None if size in (1, 2, 4) else f"poses are {size}×{size}, not 1×1, 2×2 or 4×4"
+        backend = choose("EM routing", pose_, weight_, limit=limit)
+        if isinstance(inverse_temperature, Tensor):
+            temperature = inverse_temperature.to(pose.device, wide)
+        else:  # filled on the device: nothing is copied to it while a CUDA graph is recorded
+            temperature = torch.full((), inverse_temperature, dtype=wide, device=pose.device)
+        if backend == "reference":
+            votes = chunked.votes_of(pose_[:, reach.child].unflatten(-1, weight.shape[2:]), weight_, offset_)
+            found = reference.route_votes(votes, activation_, reach, u_, a_, iterations, temperature)
+        else:
+            inputs = pose_, activation_, weight_, u_, a_, temperature, *reach, offset_
+            found = operators.forward(*inputs, iterations, couplings, backend == "fused")[:3]
+    poses, activations, shares = found
+    return poses.to(torch.promote_types(pose.dtype, weight.dtype)), activations, shares
+
+
+def _check(
+    name: str, pose: Tensor, activation: Tensor, weight: Tensor, beta_u: Tensor, beta_a: Tensor, iterations: int
+) -> None:
+    if pose.ndim != 3 or activation.shape != pose.shape[:2]:
+        raise ValueError(
+            f"{name}: pose must be (B, I, P·P) and activation (B, I), "
+            f"got {tuple(pose.shape)} and {tuple(activation.shape)}"
+        )
+    P = weight.shape[-1] if weight.ndim == 4 else 0
+    if weight.ndim != 4 or weight.shape[2] != P or pose.shape[2] != P * P:
+        raise ValueError(
+            f"{name}: weight must be (…, J, P, P) with P·P = {pose.shape[2]}, as poses have, got {tuple(weight.shape)}"
+        )
+    for label, beta in (("beta_u", beta_u), ("beta_a", beta_a)):
+        if beta.shape != weight.shape[1:2]:
+            raise ValueError(f"{name}: {label} must be (J,) = ({weight.shape[1]},), got {tuple(beta.shape)}")
+    if iterations < 1:
+        raise ValueError(f"{name}: iterations must be at least 1, got {iterations}")

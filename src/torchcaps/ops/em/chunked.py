@@ -1,7 +1,7 @@
 """EM routing that keeps no votes: examples are routed a few at a time, and once more in the backward pass.
 
-Routing never mixes examples, so a part of the batch gives what the whole would. The votes of a part, and what the
-iterations make of them, exist while that part is at work.
+Examples are independent, so routing a part of the batch gives the same results. The votes of a part exist only while
+that part is routed.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from torchcaps.ops.em import reference, routine
 from torchcaps.ops.em.reference import Reach
 from torchcaps.ops.em.routine import Gradients, Step
 
-SCRATCH = 2**20  # votes of a part at most, in numbers, unless a single example has more; some four arrays of that size
+SCRATCH = 2**20  # values of the votes of a part, unless one example has more; there are about four such arrays
 
 
 class Made:
-    """The passes of `routine.Votes` over votes that lie in memory."""
+    """The passes of `routine.Votes` over votes in memory."""
 
     def __init__(
         self, pose_BID: Tensor, activation_BI: Tensor, weight_NJPP: Tensor, reach: Reach, offset_ND: Tensor | None
@@ -76,12 +76,13 @@ def forward(
     couplings: bool = True,
     scratch: int = SCRATCH,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As `reference.route_votes`, of votes that are made of the children's poses; no shares unless they are asked for.
+    """As `reference.route_votes`, with votes made from poses and weights; couplings are empty unless couplings=True.
 
-    pose_BID     (B, I, P·P)
-    weight_NJPP  (N, J, P, P)  for each spot, the same at all places
-    offset_ND    (N, P·P)      added to the votes of each spot
-    scratch      at most so many votes at a time, unless a single example has more
+    Args:
+        pose_BID: (B, I, P·P).
+        weight_NJPP: (N, J, P, P) for each spot, the same at all positions.
+        offset_ND: (N, P·P) added to the votes of each spot.
+        scratch: maximum values of votes at a time, unless a single example has more.
     """
     parts = []
     for part in _parts(pose_BID, weight_NJPP, reach, scratch):

@@ -1,7 +1,7 @@
 """EM routing on a GPU: reads poses and matrices, and never writes votes to memory.
 
-kernels.py has the passes over the votes, routine.py what is done with them; here they are launched. What is summed over
-several programs is written to slots and added in a fixed order: two runs agree bit for bit.
+kernels.py has the passes over the votes, routine.py the rest of the routing; here kernels are launched. Programs write
+partial sums to slots, which are added in a fixed order: two runs agree bit for bit.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Unwritten:
         # Each iteration's part of the gradient as a line in v - centre.
         curves = stack([2 * step.square for step in steps])
         slopes = stack([step.linear + 2 * step.square * (centre - step.mean) for step in steps])
-        # Of a single iteration there are none of these, and none will be read; a kernel wants an address nevertheless.
+        # With a single iteration these are never read, but a kernel needs an address.
         bends, shifts, shares, pairs = centre, centre, equal_LN, equal_LN
         if later:
             bends = stack([step.inverse for step in steps[:-1]])  # type: ignore[misc]
@@ -108,12 +108,12 @@ class Unwritten:
 
 
 def spots_last(pairs_BLNJ: Tensor) -> Tensor:
-    """(B, L, J, N); a copy only if that is not how they lie already."""
+    """(B, L, J, N) contiguous; a copy only if necessary."""
     return pairs_BLNJ.transpose(2, 3).contiguous()
 
 
 def stack(tensors: list[Tensor]) -> Tensor:
-    """As torch.stack, without a copy of a single one."""
+    """As torch.stack, without copying a single tensor."""
     return torch.stack(tensors) if len(tensors) > 1 else tensors[0][None]
 
 
@@ -129,7 +129,7 @@ def forward(
     offset: Tensor | None,
     couplings: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """As `chunked.forward`; then, of every iteration, what its M-step found, and of each but the first its shares."""
+    """As `chunked.forward`; then the M-step's results of every iteration, and the couplings of each but the first."""
     votes = Unwritten(pose, activation, weight, reach, offset)
     found, shares = routine.forward(votes, reach, beta_u, beta_a, iterations, temperature, len(pose))
     total, mean, variance, logit = (torch.stack(list(each)) for each in zip(*found))
@@ -151,7 +151,7 @@ def backward(
     offset: Tensor | None,
     *kept: Tensor,
 ) -> Gradients:
-    """kept: what the forward gave after its three results."""
+    """kept: what the forward returned after its three results."""
     votes = Unwritten(pose, activation, weight, reach, offset)
     *each, rest = kept
     found = [Fitted(*one) for one in zip(*each)]

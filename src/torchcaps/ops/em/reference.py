@@ -1,10 +1,10 @@
-"""EM routing as in the paper (Hinton, Sabour & Frosst 2018, Procedure 1): the version that reads like it.
+"""EM routing as in the paper (Hinton, Sabour & Frosst 2018, Procedure 1), written to be read.
 
-A parent is a Gaussian that children fit their votes to: the M-step fits it to the votes that count for it, the E-step
-asks how much each vote counts. Letters beyond the usual: L places of parents, N children in reach of a place.
+A parent is a Gaussian: the M-step fits it to the weighted votes, the E-step computes the weight of each vote. Further
+axes: L positions of parents, N children in reach of a position.
 
-A child near others is in reach of several places (windows overlap), so what it gives away is shared among the parents
-of all of them: `reach` says which child stands at each place's n-th spot.
+Windows overlap, so a child is in reach of several positions, and divides its coupling among the parents of all of them:
+`reach` holds the child at the n-th spot of each position.
 """
 
 from __future__ import annotations
@@ -16,27 +16,28 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-FLOOR = 1e-4  # added to variances: votes that all agree would make a Gaussian of no width
-LEAST = 1e-4  # added to what counts for a parent: where nothing does, nothing follows from it
+FLOOR = 1e-4  # added to variances, which would be zero where all votes agree
+LEAST = 1e-4  # added to the sum of weights, so that a parent without votes is zero
 STEP = 0.95  # of the inverse temperature: 1 - 0.95^t of it are reached in iteration t
 
 
 class Reach(NamedTuple):
-    """Which children a place's parents hear from.
+    """Which children vote for the parents of each position.
 
-    child  (L, N)  the child at each spot
-    spots  (I, S)  the spots, numbered over all places, at which each child stands; -1 where there are no more
+    Attributes:
+        child: (L, N) the child at each spot of a position.
+        spots: (I, S) the spots of each child, numbered over all positions; padded with -1.
     """
 
     child: Tensor
     spots: Tensor
 
     def equal_shares(self, parents: int, dtype: torch.dtype) -> Tensor:
-        """(L, N): what each parent gets of a spot's child if all in its reach get the same."""
+        """Equal couplings (L, N) of a spot's child to all parents in its reach."""
         return 1 / ((self.spots >= 0).sum(1)[self.child] * parents).to(dtype)
 
     def over_spots(self, values: Tensor, reduce: Literal["sum", "amax"] = "sum") -> Tensor:
-        """(B, L, N, …) → (B, I, …): over all spots where a child stands, always in the same order."""
+        """Reduce (B, L, N, …) to (B, I, …) over all spots of a child, in a fixed order."""
         missing = (self.spots < 0).view(*self.spots.shape, *[1] * (values.ndim - 3))
         found = values.flatten(1, 2)[:, self.spots.clamp_min(0)]
         return (
@@ -45,13 +46,13 @@ class Reach(NamedTuple):
 
     @staticmethod
     def everything(children: int, device: torch.device) -> Reach:
-        """One place that all children are in reach of: a dense layer."""
+        """A single position with all children in reach: a dense layer."""
         each = torch.arange(children, device=device)
         return Reach(each[None], each[:, None])
 
     @staticmethod
     def windows(height: int, width: int, types: int, kernel: int, stride: int, device: torch.device) -> Reach:
-        """A place for each window of a map; spots count rows and columns of the window, then types; so do children."""
+        """A position for each window of a map; spots count rows, columns, then types; so do children."""
         each = torch.arange(types, device=device)
         (row_YK, up_HS, at_HS), (column_XK, left_WS, from_WS) = (
             _windows(side, kernel, stride, device) for side in (height, width)
@@ -67,8 +68,8 @@ class Reach(NamedTuple):
 
 
 def _windows(side: int, kernel: int, stride: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Along one side: the rows of each window (Y, k); and for each row (H, S) the windows that it is in, -1 where there
-    are no more, and where in them it is."""
+    """Along one side: the rows of each window (Y, k); for each row (H, S) the windows that contain it, padded with -1,
+    and its offset in them."""
     start_Y = torch.arange((side - kernel) // stride + 1, device=device) * stride
     row_H = torch.arange(side, device=device)
     most = (kernel + stride - 1) // stride
@@ -87,8 +88,8 @@ def route_votes(
     iterations: int,
     inverse_temperature: float | Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Poses (B, L, J, D), activations (B, L, J), and what each spot gave to each parent (B, L, N, J), in the last
-    iteration: over all places a child's shares sum to 1."""
+    """Route given votes: poses (B, L, J, D), activations (B, L, J) and couplings (B, L, N, J) of the last iteration,
+    which sum to 1 over all positions and parents of a child."""
     activation_BLN1 = activation_BI[:, reach.child][..., None]
     equal_LN = reach.equal_shares(votes_BLNJD.shape[3], votes_BLNJD.dtype)
     shares_BLNJ = equal_LN[..., None].expand(votes_BLNJD.shape[:-1])
@@ -103,8 +104,7 @@ def route_votes(
 
 
 def fit(votes_BLNJD: Tensor, weight_BLNJ: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """M-step: the mean and variance (B, L, J, D) of the votes, each counting as much as its weight; and the weights'
-    sum (B, L, J)."""
+    """M-step: weighted mean and variance (B, L, J, D) of the votes, and the sum of the weights (B, L, J)."""
     total_BLJ = weight_BLNJ.sum(2)
     share_BLNJ1 = (weight_BLNJ / (total_BLJ + LEAST)[:, :, None])[..., None]
     mean_BLJD = (share_BLNJ1 * votes_BLNJD).sum(2)
@@ -113,13 +113,13 @@ def fit(votes_BLNJD: Tensor, weight_BLNJ: Tensor) -> tuple[Tensor, Tensor, Tenso
 
 
 def log_density(votes_BLNJD: Tensor, mean_BLJD: Tensor, variance_BLJD: Tensor) -> Tensor:
-    """(B, L, N, J): how likely each vote is for its parent."""
+    """Log-density (B, L, N, J) of each vote under its parent."""
     scaled = (votes_BLNJD - mean_BLJD[:, :, None]).square() / variance_BLJD[:, :, None]
     return -0.5 * (scaled + (2 * math.pi * variance_BLJD).log()[:, :, None]).sum(-1)
 
 
 def share_out(logits_BLNJ: Tensor, reach: Reach) -> Tensor:
-    """E-step: a softmax over all parents, of all places, that a child is in reach of."""
+    """E-step: a softmax over all parents, at all positions, in reach of a child."""
     largest_BI = reach.over_spots(logits_BLNJ.amax(3).detach(), "amax")
     parts_BLNJ = (logits_BLNJ - largest_BI[:, reach.child][..., None]).exp()
     return parts_BLNJ / reach.over_spots(parts_BLNJ.sum(3))[:, reach.child][..., None]

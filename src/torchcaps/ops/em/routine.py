@@ -1,8 +1,8 @@
-"""EM routing and its gradient as a few passes over the votes, whoever makes the votes and however.
+"""EM routing and its gradient as a few passes over the votes.
 
-A pass reduces over the children of a place, over the numbers of a vote, or takes gradients back to what votes are made
-of. `Votes` names the passes; chunked.py has them in PyTorch, fused.py as kernels that never write a vote to memory. All
-else is about parents or pairs of a spot and a parent, and is here. README.md derives the gradient.
+A pass reduces over the children of a position or the values of a vote, or takes gradients back to poses and weights.
+`Votes` names the passes; chunked.py has them in PyTorch, fused.py as kernels that never write a vote to memory. What
+concerns parents, or pairs of a spot and a parent, is here. README.md derives the gradient.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from torchcaps.ops.em.reference import FLOOR, LEAST, STEP, Reach, share_out
 
 
 class Votes(Protocol):
-    """The votes v (B, L, N, J, D) of children that count as much as they are active."""
+    """The votes v (B, L, N, J, D) of the children, weighted by their activations."""
 
     def fit(self, shares_BLNJ: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Mean and variance (B, L, J, D) of the votes and how much counts (B, L, J): `reference.fit`."""
+        """Mean and variance (B, L, J, D) of the votes and the sum of weights (B, L, J): `reference.fit`."""
         ...
 
     def score(self, mean_BLJD: Tensor, linear_BLJD: Tensor | None, square_BLJD: Tensor, plus_BLJ: Tensor) -> Tensor:
-        """(B, L, N, J): Σ_D (v - mean) linear + (v - mean)² square, plus what is given for the parent."""
+        """(B, L, N, J): Σ_D (v - mean) linear + (v - mean)² square, plus a term for each parent."""
         ...
 
     def sums(self, pairs_BLNJ: Tensor, mean_BLJD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -43,7 +43,7 @@ class Votes(Protocol):
 
 
 class Fitted(NamedTuple):
-    """What an M-step found: (B, L, J), (B, L, J, D), (B, L, J, D) and the activations' logits (B, L, J)."""
+    """Result of an M-step: (B, L, J), (B, L, J, D), (B, L, J, D) and the activations' logits (B, L, J)."""
 
     total: Tensor
     mean: Tensor
@@ -74,7 +74,7 @@ class Gradients(NamedTuple):
 def forward(
     votes: Votes, reach: Reach, beta_u_J: Tensor, beta_a_J: Tensor, iterations: int, temperature: Tensor, batch: int
 ) -> tuple[list[Fitted], list[Tensor]]:
-    """What each iteration found, and the shares that it began with; the first are the same for all examples."""
+    """Results of each iteration, and the couplings it started with; the first are the same for all examples."""
     equal_LN = reach.equal_shares(len(beta_u_J), beta_u_J.dtype)
     shares, found = [equal_LN[None, :, :, None].expand(batch, -1, -1, len(beta_u_J))], list[Fitted]()
     for iteration in range(1, iterations + 1):

@@ -1,7 +1,7 @@
-"""Routing at each position that keeps no votes: a few examples at a time, and once more in the backward pass.
+"""Local routing that keeps no votes: a few examples at a time, and once more in the backward pass.
 
-Votes are as many as all activations of a layer times the child types; of two layers they would never be needed at the
-same time. Their gradient is taken by hand: README.md derives it.
+There are as many votes as activations of a layer times child types, and only one layer needs them at a time. The
+gradient is written by hand; README.md derives it.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from torch import Tensor
 from torchcaps.ops.local.reference import Window, votes_of
 from torchcaps.ops.squash import at_least_float32, squash, squash_backward
 
-SCRATCH = 2**22  # votes of a part at most, in numbers, unless a single example has more
+SCRATCH = 2**22  # values of the votes of a part, unless a single example has more
 
 
 class Router(Protocol):
-    """Routing of votes that lie in memory."""
+    """Routing of votes in memory."""
 
     def forward(self, votes_BTJEX: Tensor, bias_JE: Tensor, iterations: int, couplings: bool) -> tuple[Tensor, Tensor]:
-        """Poses (B, J, E, X) and, if asked for, couplings (B, T, J, X); else nothing."""
+        """Poses (B, J, E, X), and couplings (B, T, J, X) or empty."""
         ...
 
     def backward(
         self, grad_BJEX: Tensor, votes_BTJEX: Tensor, bias_JE: Tensor, iterations: int
     ) -> tuple[Tensor, Tensor]:
-        """The gradients of the votes, which may lie where the votes lay, and of the bias."""
+        """Gradients of the votes, which may overwrite the votes, and of the bias."""
         ...
 
 
@@ -63,9 +63,9 @@ class Plain:
         self, votes_BTJEX: Tensor, bias_JE: Tensor, iterations: int
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Of each iteration: the sums s and A before it (B, J, E, X), and its couplings (B, T, J, X)."""
-        alike = votes_BTJEX.new_full((1, 1, 1, 1), 1 / votes_BTJEX.shape[2])
-        agreed, coupled = torch.zeros_like(votes_BTJEX[:, 0]), alike.expand_as(votes_BTJEX[:, :, :, 0])
-        sums = votes_BTJEX.sum(1) * alike + bias_JE[..., None]
+        equal = votes_BTJEX.new_full((1, 1, 1, 1), 1 / votes_BTJEX.shape[2])
+        agreed, coupled = torch.zeros_like(votes_BTJEX[:, 0]), equal.expand_as(votes_BTJEX[:, :, :, 0])
+        sums = votes_BTJEX.sum(1) * equal + bias_JE[..., None]
         yield sums, agreed, coupled
         for _ in range(1, iterations):
             agreed = agreed + squash(sums, dim=2)

@@ -1,4 +1,4 @@
-"""Routing at each position on a GPU: votes are read a few times; only a gradient of their size is written."""
+"""Local routing on a GPU: votes are read a few times; only a gradient of their size is written."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ TILE = 2048  # numbers of parents times positions that a program has at a time
 class Kernels:
     """`chunked.Router` by Triton kernels.
 
-    last  votes lie in memory as (B, T, X, J, E), and poses, which are returned so, as (B, J, X, E)
+    Args:
+        last: the memory layout of votes is (B, T, X, J, E), and that of poses (B, J, X, E).
     """
 
     def __init__(self, last: bool):

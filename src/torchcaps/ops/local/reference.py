@@ -1,8 +1,8 @@
-"""Routing at each position of a map by itself: the version that reads like the paper.
+"""Local routing as in the paper: each position of a map by itself.
 
-Dynamic routing as of dense capsules, but the children of a position are the T types there, and their votes come from a
-convolution, so that each says what it sees around it. Parents of the J types compete for a child: the softmax is over
-J. Letters beyond the usual: T child types, D and E dimensions of children and parents, Y×X positions of parents.
+It is dynamic routing of dense capsules, but the children of a position are the T types there, and a convolution makes
+their votes. Parents of the J types compete for a child: the softmax is over J. Further axes: T child types, D and E
+dimensions of children and parents, Y×X positions of parents.
 """
 
 from __future__ import annotations
@@ -17,7 +17,15 @@ from torchcaps.ops.squash import squash
 
 
 class Window(NamedTuple):
-    """How votes are taken from a map: by a convolution, or by one that is transposed and so makes the map larger."""
+    """The convolution that makes votes from a map.
+
+    Args:
+        stride: of the convolution.
+        padding: of the convolution.
+        dilation: of the convolution.
+        transposed: use a transposed convolution, which makes the map larger.
+        output_padding: of a transposed convolution.
+    """
 
     stride: int = 1
     padding: int = 0
@@ -26,7 +34,7 @@ class Window(NamedTuple):
     output_padding: int = 0
 
     def size(self, pose_BTDHW: Tensor, weight: Tensor) -> tuple[int, int]:
-        """Height and width of what comes out."""
+        """Height and width of the output."""
         reach = self.dilation * (weight.shape[-1] - 1) + 1
         height, width = (
             (side - 1) * self.stride - 2 * self.padding + reach + self.output_padding
@@ -37,7 +45,7 @@ class Window(NamedTuple):
         return height, width
 
     def convolve(self, pose_BTDHW: Tensor, weight: Tensor) -> Tensor:
-        """(B, T, J·E, Y, X), by a weight for all child types, or one for each."""
+        """Compute votes (B, T, J·E, Y, X) with one weight for all child types, or one for each."""
         maps, kernel, groups = self._fold(pose_BTDHW, weight)
         if self.transposed:
             rest = self.stride, self.padding, self.output_padding, groups, self.dilation
@@ -48,7 +56,7 @@ class Window(NamedTuple):
         return votes.unflatten(0, (B, T)) if weight.ndim == 4 else votes.unflatten(1, (T, -1))
 
     def gradients(self, d_votes: Tensor, pose_BTDHW: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Those of the poses and the weight, from that of the votes (B, T, …, Y, X)."""
+        """Compute the gradients of poses and weight from that of the votes (B, T, …, Y, X)."""
         maps, kernel, groups = self._fold(pose_BTDHW, weight)
         d_maps, d_kernel, _ = torch.ops.aten.convolution_backward(
             d_votes.flatten(2, -3).flatten(*((0, 1) if weight.ndim == 4 else (1, 2))),
@@ -81,9 +89,13 @@ def local_routing(
 
 
 def votes_of(pose_BTDHW: Tensor, weight: Tensor, parents: torch.Size, window: Window) -> Tensor:
-    """(B, T, J, E, Y, X): what each child says to each parent type at each position.
+    """Votes (B, T, J, E, Y, X) of each child for each parent type at each position.
 
-    weight  (J·E, D, k, k) for all child types alike, or (T, J·E, D, k, k); transposed (…D, J·E, k, k)
+    Args:
+        pose_BTDHW: (B, T, D, H, W).
+        weight: (J·E, D, k, k) for all child types, or (T, J·E, D, k, k); transposed (…D, J·E, k, k).
+        parents: J and E.
+        window: of the convolution.
     """
     return window.convolve(pose_BTDHW, weight).unflatten(2, parents)
 
