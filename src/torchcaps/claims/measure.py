@@ -12,9 +12,13 @@ from torchcaps.capsules import length
 from torchcaps.data import load_data
 from torchcaps.data.datasets.affnist import FRAME, affnist_like, expand, place
 from torchcaps.data.datasets.affnist import PLACE_SEED as PLACES
-from torchcaps.explain.familiarity import KEPT, scores, separation
+from torchcaps.explain.familiarity import scores
 from torchcaps.losses import reconstruction_loss
-from torchcaps.metrics.measure import BATCH, accuracy, ask, linearity, tidy
+from torchcaps.metrics import rounded
+from torchcaps.metrics.classification import accuracy
+from torchcaps.metrics.detection import KEPT, auroc_and_fpr95
+from torchcaps.metrics.equivariance import linearity
+from torchcaps.metrics.predictions import BATCH, predict_batches
 from torchcaps.models import ImageModel, PoseCaps
 from torchcaps.models.evaluating import evaluating
 from torchcaps.robustness import attack, perturb
@@ -81,7 +85,7 @@ def measure(model: ImageModel, digits: Digits, *, some: int = SOME, seed: int = 
         found |= equivariance_error(model, some_centred, targets)
     else:
         found |= pose_follows_turns(model, some_centred, targets)
-    return {name: tidy(value) for name, value in found.items()}
+    return {name: rounded(value) for name, value in found.items()}
 
 
 def accuracies(model: ImageModel, digits: Digits, seed: int = 0) -> dict[str, float]:
@@ -109,7 +113,7 @@ def accuracies(model: ImageModel, digits: Digits, seed: int = 0) -> dict[str, fl
 
 def right(model: ImageModel, images: Tensor, targets: Tensor) -> float:
     """Percent of the images (N, 1, H, W) whose class is found."""
-    return 100 * accuracy(ask({"": model}, images)[""].lengths, targets)
+    return 100 * accuracy(predict_batches({"": model}, images)[""].lengths, targets)
 
 
 def shuffled(model: ImageModel, small: Tensor, centred: Tensor, seed: int = 0) -> dict[str, float]:
@@ -117,7 +121,7 @@ def shuffled(model: ImageModel, small: Tensor, centred: Tensor, seed: int = 0) -
     parts = perturb.scramble(small, torch.Generator().manual_seed(seed))
     known, other = score(model, centred), score(model, in_frame(parts))
     return {
-        f"shuffled rejected by {name}": 100 * (1 - separation(known[name], other[name])["kept95"]) for name in known
+        f"shuffled rejected by {name}": 100 * (1 - auroc_and_fpr95(known[name], other[name])["fpr95"]) for name in known
     }
 
 
@@ -132,11 +136,11 @@ def attacked(model: ImageModel, images: Tensor, targets: Tensor, seed: int = 0) 
     """Accuracy under PGD on the model's own loss and on cross-entropy, and how well scores tell the worse apart."""
     known, found = score(model, images), dict[str, float]()
     worst: Tensor | None = None
-    for name, decisive in (("PGD", False), ("PGD on cross-entropy", True)):
+    for name, lengths_as_logits in (("PGD", False), ("PGD on cross-entropy", True)):
         generator = torch.Generator().manual_seed(seed)
         parts = []
         for batch, classes in zip(images.split(BATCH), targets.split(BATCH)):
-            loss = attack.loss_of(model, classes, decisive=decisive)
+            loss = attack.loss_of(model, classes, lengths_as_logits=lengths_as_logits)
             parts.append(attack.pgd(loss, batch.to(model.device), EPS, steps=PGD_STEPS, generator=generator).cpu())
         harmed = torch.cat(parts)
         found[name] = right(model, harmed, targets)
@@ -144,7 +148,7 @@ def attacked(model: ImageModel, images: Tensor, targets: Tensor, seed: int = 0) 
             worst = harmed
     assert worst is not None
     other = score(model, worst)
-    return found | {f"attacks told by {name}": separation(known[name], other[name])["auroc"] for name in known}
+    return found | {f"attacks told by {name}": auroc_and_fpr95(known[name], other[name])["auroc"] for name in known}
 
 
 def unfamiliar_images(model: ImageModel, images: Tensor, targets: Tensor, seed: int = 0) -> dict[str, float]:
@@ -219,7 +223,7 @@ def pose_follows_turns(model: ImageModel, images: Tensor, targets: Tensor) -> di
     """R² of a straight line through a capsule's pose while its digit is turned; nothing of a model without poses."""
     steps = []
     for degrees in (-30, -15, 0, 15, 30):
-        poses = ask({"": model}, perturb.rotate(images, degrees))[""].poses
+        poses = predict_batches({"": model}, perturb.rotate(images, degrees))[""].poses
         if poses is None:
             return {}
         steps.append(poses[torch.arange(len(targets)), targets].flatten(1))

@@ -1,4 +1,4 @@
-"""Pictures as files: each is either the old one or the new one, never half of either."""
+"""Write pictures to files atomically."""
 
 from __future__ import annotations
 
@@ -11,25 +11,23 @@ import numpy as np
 
 from torchcaps.errors import UserError
 
-PAUSE = 120  # milliseconds that a frame is shown
+FRAME_MILLISECONDS = 120
 
 
 def write_png(path: Path, pixels: np.ndarray) -> None:
-    """(H, W) or (H, W, 3) uint8"""
+    """Write (H, W) or (H, W, 3) uint8 as a PNG file."""
     from PIL import Image
 
     _write(path, lambda aside: Image.fromarray(pixels).save(aside, format="png"))
 
 
 def write_gif(path: Path, frames: Sequence[np.ndarray]) -> None:
-    """Frames (H, W) or (H, W, 3) uint8, shown to the end and back again, over and over."""
+    """Write frames (H, W) or (H, W, 3) uint8 as a GIF file that plays forwards and backwards in a loop."""
     from PIL import Image
 
     first, *others = [Image.fromarray(frame) for frame in (*frames, *frames[-2:0:-1])]
-    _write(
-        path,
-        lambda aside: first.save(aside, "gif", save_all=True, append_images=others, duration=PAUSE, loop=0),
-    )
+    options = {"save_all": True, "append_images": others, "duration": FRAME_MILLISECONDS, "loop": 0}
+    _write(path, lambda aside: first.save(aside, "gif", **options))
 
 
 def _write(path: Path, write: Callable[[Path], None]) -> None:

@@ -10,9 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from torchcaps.data import Dataset, SegmentationDataset
-from torchcaps.explain.familiarity import KEPT, score_images
+from torchcaps.explain.familiarity import score_images
 from torchcaps.explain.strokes import stroke_width
-from torchcaps.metrics.measure import BATCH, tidy
+from torchcaps.metrics import rounded
+from torchcaps.metrics.detection import KEPT
+from torchcaps.metrics.predictions import BATCH
 from torchcaps.models import ImageModel, PoseCaps
 from torchcaps.models.evaluating import evaluating
 from torchcaps.robustness import perturb
@@ -173,5 +175,5 @@ def _judge(weight: Tensor, classes: Tensor, plain: _Observed, thickened: list[_O
     whole = widths.isfinite().all(0)
     widths, readings = (part[:, whole] - part[:, whole].mean(0) for part in (widths, readings))
     slope = (widths * readings).sum() / widths.square().sum().clamp_min(1e-12)
-    figures = {"r2": tidy(r2), "slope": tidy(slope), "error": tidy(error.abs().median()), "n": len(width)}
+    figures = {"r2": rounded(r2), "slope": rounded(slope), "error": rounded(error.abs().median()), "n": len(width)}
     return {**figures, "given": bool(r2 >= CARRIED and slope >= CARRIED)}

@@ -11,9 +11,9 @@ import torch
 
 from torchcaps.data import MASK_SOURCES, Dataset, SegmentationDataset, Splits, load_data, named_data
 from torchcaps.errors import UserError
-from torchcaps.explain.familiarity import count_rejected, own_threshold, score_images
+from torchcaps.explain.familiarity import count_rejected, familiarity_threshold, score_images
 from torchcaps.losses import multi_hot
-from torchcaps.metrics.scores import score
+from torchcaps.metrics.segmentation import score
 from torchcaps.models import ImageModel, SegmentationModel, SynthesisModel
 from torchcaps.train import loop
 from torchcaps.train.recipe import LossSection
@@ -50,7 +50,7 @@ def evaluate_model(
         "loss": result.loss,
         "n": len(dataset),
     }
-    threshold = own_threshold(model) if rejection else None
+    threshold = familiarity_threshold(model) if rejection else None
     if threshold is not None:
         familiar = score_images(model, dataset.images).scores["familiarity"]
         correct = task.correct(result.lengths, dataset.targets) == 1

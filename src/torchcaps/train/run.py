@@ -15,7 +15,7 @@ from rich.console import Console
 from torchcaps._version import __version__
 from torchcaps.data import Dataset, SegmentationDataset, Splits, epoch_size, load_data, num_batches
 from torchcaps.errors import UserError
-from torchcaps.metrics.scores import Scores, as_csv, score
+from torchcaps.metrics.segmentation import Scores, as_csv, score
 from torchcaps.metrics.similarity import ssim
 from torchcaps.models import ImageModel, load, save
 from torchcaps.train import loop
