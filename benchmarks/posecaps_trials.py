@@ -25,7 +25,8 @@ from torchcaps.data import load_data
 from torchcaps.data.augment import augment
 from torchcaps.data.datasets import unfamiliar
 from torchcaps.data.datasets.affnist import expand, transform
-from torchcaps.explain.familiarity import scores, separation
+from torchcaps.explain.familiarity import scores
+from torchcaps.metrics.detection import auroc_and_fpr95
 from torchcaps.models import ImageModel, Output, PoseCaps, create_model
 from torchcaps.robustness import perturb
 
@@ -236,7 +237,7 @@ def measure(model: ImageModel, data: dict[str, Tensor], settings: dict[str, Any]
         made = unfamiliar.UNFAMILIAR[name](500, size, 3)
         other = ask(model, (made[0] if isinstance(made, tuple) else made).to(held.device))
         for score in familiar.keys() & {"max length", "energy", "familiarity"}:
-            found[f"{name} {score}"] = separation(familiar[score].cpu(), other[score].cpu())["auroc"]
+            found[f"{name} {score}"] = auroc_and_fpr95(familiar[score].cpu(), other[score].cpu())["auroc"]
     if isinstance(model, PoseCaps) and settings["frame"] == 40:
         found |= follow(model, held[:1000], y[:1000].cpu())
     return found

@@ -1,7 +1,7 @@
-"""Make every picture and every table of the README and the docs again.
+"""Regenerate every picture and every table of the README and the docs.
 
 Pictures come from the shipped weights and the embedded digits, tables from the files that benchmarks wrote. The paper's
-figures need the test images of MNIST; where these cannot be had, those pictures stay as they are.
+figures need the test images of MNIST; without them, those pictures stay unchanged.
 
 make figures
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import sys
 from pathlib import Path
 
 import torch
@@ -32,6 +33,10 @@ from torchcaps.train.experiments.judge import judge_tables
 from torchcaps.train.experiments.reproduce import fill_results
 
 ROOT = Path(__file__).parent.parent
+sys.path.append(str(ROOT / "tools"))
+
+import paper_figures  # noqa: E402
+
 PICTURES = ROOT / "docs" / "pictures"
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 # <!-- table: FILE --> or <!-- table: FILE where COLUMN=VALUE,… show COLUMN,… -->
@@ -45,7 +50,7 @@ def main() -> None:
     model = torchcaps.load("capsnet-digits")
     test = load_data(**model.trained_by["data"]).test
     assert test is not None
-    # The first test image of each digit: nothing is picked by how good it looks.
+    # The first test image of each digit; none is picked by its quality.
     first = torch.stack([(test.targets == digit).nonzero()[0, 0] for digit in range(10)])
     images, targets = model.prepare(test.images[first]), test.targets[first]
     with torch.no_grad():
@@ -62,7 +67,7 @@ def main() -> None:
     try:
         paper_pictures()
     except UserError as error:
-        print(f"the paper's figures stay as they are: {error}")
+        print(f"the paper's figures stay unchanged: {error}")
     pose_pictures()
     segmentation_pictures()
     synthesis_pictures()
@@ -74,28 +79,28 @@ def main() -> None:
 
 
 def paper_pictures() -> None:
-    """Figures 3, 4 and 5 of Sabour et al. 2017, and where routing finds what it finds."""
+    """Draw figures 3, 4 and 5 of Sabour et al. 2017, and maps of couplings."""
     test = load_data("mnist").test
     assert test is not None
     model = torchcaps.load("capsnet-mnist")
     images = model.prepare(test.images)
-    examples = explain.digit_examples(model, images, test.targets, classes=(2, 5, 8, 9))
-    save("figure-3", explain.figure_digit_examples(examples))
-    save("figure-4", explain.figure_perturbations(explain.perturbations(model, images, test.targets)))
-    save("couplings", explain.figure_coupling_maps(images[:3], explain.coupling_maps(model, images[:3])))
+    examples = paper_figures.digit_examples(model, images, test.targets, classes=(2, 5, 8, 9))
+    save("figure-3", paper_figures.figure_digit_examples(examples))
+    save("figure-4", paper_figures.figure_perturbations(paper_figures.perturbations(model, images, test.targets)))
+    save("couplings", paper_figures.figure_coupling_maps(images[:3], paper_figures.coupling_maps(model, images[:3])))
     pairs = next(draw_pairs(test, 1000, TEST_SEED))  # the first of the test pairs
     save("figure-5", explain.figure_pair_examples(explain.pair_examples(torchcaps.load("capsnet-multimnist"), pairs)))
 
 
 def claims_pictures() -> None:
-    """The suites on the networks of docs/claims.md, from the files that `torchcaps reproduce claims` wrote."""
+    """Draw the robustness suites of docs/claims.md from the files that `torchcaps reproduce claims` wrote."""
     for path in sorted((ROOT / "docs" / "claims" / "curves").glob("*.json")):
         result = json.loads(path.read_text(encoding="utf-8"))
         save(f"robustness-{path.stem}", FIGURES[path.stem](result))
 
 
 def pose_pictures() -> None:
-    """The first test image of a 3, turned by 25°, as pose capsules see it."""
+    """Draw the first test image of a 3, rotated by 25°, with the pose that pose capsules read."""
     model = torchcaps.load("posecaps-digits")
     test = load_data(**model.trained_by["data"]).test
     assert test is not None
@@ -106,7 +111,7 @@ def pose_pictures() -> None:
 
 
 def segmentation_pictures() -> None:
-    """The first three test axons, and what is found in them."""
+    """Draw the first three test images of axons with their predicted masks."""
     model = torchcaps.load("segcaps-axons")
     assert isinstance(model, SegmentationModel)
     test = load_data(**model.trained_by["data"]).test
@@ -119,7 +124,7 @@ def segmentation_pictures() -> None:
 
 
 def synthesis_pictures() -> None:
-    """Those of the talk on CapsPix2Pix: variations, interpolation, and the last capsule's features on the way."""
+    """Draw the figures of the CapsPix2Pix talk: variations, interpolation, and the features of the last layer."""
     model = torchcaps.load("capspix2pix-axons")
     assert isinstance(model, SynthesisModel)
     test = load_data(**model.trained_by["data"]).test
@@ -127,14 +132,19 @@ def synthesis_pictures() -> None:
     masks, real = test.masks[:4], [image / 255 for image in test.images[:4]]
     drawn = [torch.stack(some) for some in zip(*(draw_masks(model, masks, seed) for seed in range(3)))]
     save("synthesis-drawings", explain.figure_drawings(masks, real, drawn))
-    walked = explain.walk(model, test.masks[2])
-    save("synthesis-interpolation", explain.figure_walk({"": walked}, title=""))
+    save(
+        "synthesis-interpolation",
+        explain.figure_interpolation({"": explain.interpolate(model, test.masks[2])}, title=""),
+    )
     title = "The last capsule's dimensions from one noise vector to another"
-    save("synthesis-features", explain.figure_walk_features(explain.walk(model, test.masks[2], frames=4), title=title))
+    save(
+        "synthesis-features",
+        explain.figure_interpolation_features(explain.interpolate(model, test.masks[2], frames=4), title=title),
+    )
 
 
 def isbi_curves() -> dict[str, list[tuple[int, float, float]]]:
-    """Mean and deviation of Dice with so many images to train on."""
+    """Return (images, mean, standard deviation) of Dice by number of training images."""
     curves: dict[str, list[tuple[int, float, float]]] = {"SegCaps, 1.4 million parameters": [], "U-Net, 31 million": []}
     for recipe, points in zip(("isbi", "isbi-unet"), curves.values()):
         for images in (3, 6, 12, 24):
@@ -153,7 +163,7 @@ def fill(page: Path) -> None:
 
 
 def fill_judged(page: Path) -> None:
-    """Put the tables of a judge.json that a page names between the two marks that name it, if there is such a file."""
+    """Put the tables of a judge.json between the two marks on a page that name it, if the file exists."""
 
     def tables(match: re.Match[str]) -> str:
         path = ROOT / match[2]
@@ -168,7 +178,7 @@ def fill_judged(page: Path) -> None:
 
 
 def fill_tables(page: Path) -> None:
-    """Put the CSV file that a page names between the two marks that name it."""
+    """Put a CSV file between the two marks on a page that name it."""
 
     def table(match: re.Match[str]) -> str:
         rows = read_rows(match[2])

@@ -99,7 +99,7 @@ def interpolate_files(
     _keep_masks(paths, [file for some in files for file in some])
     answers = []
     for path, label, (strip, film) in zip(paths, labels, files):
-        walked = explain.walk(model, label.mask, *ends, frames, seed)
+        walked = explain.interpolate(model, label.mask, *ends, frames, seed)
         write_png(strip, explain.film_strip(walked.images))
         write_gif(film, [_bytes(image) for image in walked.images])
         answers.append({"file": str(path), "size": list(label.mask.shape), "images": [str(strip), str(film)]})
@@ -119,12 +119,12 @@ def explain_drawing(
     drawn = torch.stack([draw_masks(model, [label.mask], 0, [number])[0] for number in range(SHOWN)])
     figures = {"drawings": explain.figure_drawings([label.mask], None, [drawn])}
     arrays = {"mask": label.mask, "drawings": drawn}
-    walks = {name: explain.walk(each, label.mask) for name, each in models.items() if each.has_noise}
+    walks = {name: explain.interpolate(each, label.mask) for name, each in models.items() if each.has_noise}
     if walks:
-        figures["interpolation"] = explain.figure_walk(walks)
+        figures["interpolation"] = explain.figure_interpolation(walks)
     for name, walked in walks.items():
         title = f"{name}: features of the last layer, from z₁ to z₂"
-        figures[f"interpolation-features-{name}"] = explain.figure_walk_features(walked, title=title)
+        figures[f"interpolation-features-{name}"] = explain.figure_interpolation_features(walked, title=title)
         arrays |= {f"interpolation_{name}": walked.images, f"interpolation_features_{name}": walked.features}
     if hasattr(model, "layers"):
         shown = show_layers(explain.drawing_maps(model, label.mask, noise_of(0, [0], model.z)[0]))

@@ -261,12 +261,12 @@ def _explain_class(model: ImageModel, path: Path, target: str | None) -> tuple[d
 
 def _explain_pixels(model: SegmentationModel, path: Path) -> tuple[dict[str, Figure], dict[str, Tensor]]:
     """Of a large image, its middle."""
-    image = explain.middle(read_picture(path, model.image_shape[0])).float() / 255
+    image = explain.centre_crop(read_picture(path, model.image_shape[0])).float() / 255
     presence = predict_map(model, image).cpu()
     layers = explain.feature_maps(model, image)
-    redrawn = explain.redraw(model, image)
+    redrawn = explain.masked_reconstruction(model, image)
     found = to_mask(presence[None])[0]
-    figures = {"mask": explain.figure_found(image, found, presence, redrawn, model.class_names)}
+    figures = {"mask": explain.figure_predicted_mask(image, found, presence, redrawn, model.class_names)}
     arrays = {"image": image, "presence": presence}
     if redrawn is not None:
         arrays["reconstruction"] = redrawn

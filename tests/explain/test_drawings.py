@@ -24,13 +24,13 @@ def mask():
 
 
 def test_a_walk_begins_and_ends_at_the_two_images(model, mask):
-    walked = explain.walk(model, mask, first=2, last=5, frames=4, seed=1)
-    assert walked.images.shape == (4, 1, 16, 16)
-    assert walked.features.shape == (4, 4, 16, 16)
+    interpolation = explain.interpolate(model, mask, first=2, last=5, frames=4, seed=1)
+    assert interpolation.images.shape == (4, 1, 16, 16)
+    assert interpolation.features.shape == (4, 4, 16, 16)
     with torch.no_grad():
         ends = model.eval()(mask.long().expand(2, -1, -1), noise_of(1, (2, 5), model.z))
-    torch.testing.assert_close(walked.images[[0, -1]], ends)
-    torch.testing.assert_close(walked.images, model.image_of(walked.features).detach())
+    torch.testing.assert_close(interpolation.images[[0, -1]], ends)
+    torch.testing.assert_close(interpolation.images, model.image_of(interpolation.features).detach())
 
 
 def test_the_capsules_of_every_layer_of_a_drawing(model, mask):
@@ -78,12 +78,12 @@ def test_files_are_whole_and_the_same_every_time(tmp_path):
 
 
 def test_figures_show_every_image(model, mask):
-    walked = explain.walk(model, mask, frames=3)
-    figure = explain.figure_walk({"one": walked, "other": walked})
+    interpolation = explain.interpolate(model, mask, frames=3)
+    figure = explain.figure_interpolation({"one": interpolation, "other": interpolation})
     assert len(figure.axes) == 6
-    figure = explain.figure_drawings([mask, mask], [torch.rand(1, 16, 16)] * 2, [walked.images] * 2)
+    figure = explain.figure_drawings([mask, mask], [torch.rand(1, 16, 16)] * 2, [interpolation.images] * 2)
     assert len(figure.axes) == 2 * (2 + 3)
-    figure = explain.figure_walk_features(walked, title="features")
+    figure = explain.figure_interpolation_features(interpolation, title="features")
     shown = figure.axes[0].images[0].get_array()
     assert shown.shape == (3 * 17, 4 * 17)
     assert len(explain.png_bytes(figure)) > 1000

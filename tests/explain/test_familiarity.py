@@ -4,16 +4,15 @@ from torch import nn
 
 from torchcaps.errors import UserError
 from torchcaps.explain.familiarity import (
-    accuracy_at_kept,
     count_rejected,
     energy,
+    familiarity_threshold,
     max_length,
-    own_threshold,
     score_images,
     scores,
-    separation,
 )
 from torchcaps.explain.familiarity_charts import figure_familiarity, figure_rejected
+from torchcaps.metrics.detection import accuracy_at_kept, auroc_and_fpr95
 from torchcaps.models import ImageModel, Output
 from torchcaps.robustness import suites
 
@@ -69,27 +68,27 @@ def test_a_score_that_is_not_one_an_image_is_refused():
 def test_separation_by_hand():
     # Of the 4 × 3 pairs 9 are right and 1 is a tie: 9.5 / 12. All four must stay to keep 95 %, so the threshold is 2.
     familiar, other = torch.tensor([5.0, 4.0, 3.0, 2.0]), torch.tensor([3.5, 2.0, 1.0])
-    assert separation(familiar, other) == {
+    assert auroc_and_fpr95(familiar, other) == {
         "auroc": pytest.approx(9.5 / 12, abs=1e-6),
-        "kept95": pytest.approx(2 / 3, abs=1e-6),
+        "fpr95": pytest.approx(2 / 3, abs=1e-6),
     }
-    assert separation(other, familiar)["auroc"] == pytest.approx(2.5 / 12, abs=1e-6)
+    assert auroc_and_fpr95(other, familiar)["auroc"] == pytest.approx(2.5 / 12, abs=1e-6)
 
 
 def test_a_threshold_gives_up_one_familiar_image_in_twenty():
     familiar = torch.arange(20.0)  # all but 0 are kept
-    assert separation(familiar, torch.tensor([0.5, 1.0, 7.0, -3.0]))["kept95"] == 0.5
+    assert auroc_and_fpr95(familiar, torch.tensor([0.5, 1.0, 7.0, -3.0]))["fpr95"] == 0.5
     hundred = torch.arange(100.0)  # 5 to 99 are kept
-    assert separation(hundred, torch.tensor([4.9, 5.0]))["kept95"] == 0.5
+    assert auroc_and_fpr95(hundred, torch.tensor([4.9, 5.0]))["fpr95"] == 0.5
 
 
 def test_extremes_ties_and_infinities():
     low, high = torch.rand(30), 2 + torch.rand(40)
-    assert separation(high, low) == {"auroc": 1.0, "kept95": 0.0}
-    assert separation(low, high) == {"auroc": 0.0, "kept95": 1.0}
-    assert separation(torch.ones(5), torch.ones(7)) == {"auroc": 0.5, "kept95": 1.0}
+    assert auroc_and_fpr95(high, low) == {"auroc": 1.0, "fpr95": 0.0}
+    assert auroc_and_fpr95(low, high) == {"auroc": 0.0, "fpr95": 1.0}
+    assert auroc_and_fpr95(torch.ones(5), torch.ones(7)) == {"auroc": 0.5, "fpr95": 1.0}
     infinite = torch.tensor([-torch.inf, -torch.inf])
-    assert separation(torch.tensor([0.0, torch.inf]), infinite) == {"auroc": 1.0, "kept95": 0.0}
+    assert auroc_and_fpr95(torch.tensor([0.0, torch.inf]), infinite) == {"auroc": 1.0, "fpr95": 0.0}
 
 
 def test_accuracy_over_the_images_kept():
@@ -112,9 +111,9 @@ def test_ties_for_the_last_places_count_in_part():
 def test_what_is_no_list_of_scores_is_refused(bad):
     good, words = torch.rand(2), "NaN" if bad.isnan().any() else "one or more scores"
     with pytest.raises(UserError, match=f"unfamiliar: .*{words}"):
-        separation(good, bad)
+        auroc_and_fpr95(good, bad)
     with pytest.raises(UserError, match=f"^familiar: .*{words}"):
-        separation(bad, good)
+        auroc_and_fpr95(bad, good)
     with pytest.raises(UserError, match=words):
         accuracy_at_kept(bad, torch.ones(bad.shape))
 
@@ -199,9 +198,9 @@ def test_what_a_threshold_rejects_by_hand():
 def test_a_threshold_counts_only_with_a_measure():
     model, own = Bright(), Own()
     model.none_below = own.none_below = 1.5
-    assert (own_threshold(model), own_threshold(own)) == (None, 1.5)
+    assert (familiarity_threshold(model), familiarity_threshold(own)) == (None, 1.5)
     own.none_below = None
-    assert own_threshold(own) is None
+    assert familiarity_threshold(own) is None
 
 
 def test_bytes_and_shares_score_alike():

@@ -132,7 +132,7 @@ def test_mistakes_and_lengths(tmp_path):
     lengths = torch.rand(3, 200)
     answers = lengths.argmax(-1)
     figure = explain.figure_mistakes(torch.rand(3, 1, 9, 9), torch.tensor([0, 1, 2]), answers, lengths)
-    assert any(f"true 1\nsaid {answers[1]} ({lengths[1].max():.2f})" == text for text in words(figure))
+    assert any(f"true 1\npred. {answers[1]} ({lengths[1].max():.2f})" == text for text in words(figure))
     assert drawn(figure, tmp_path).std() > 10
     empty = explain.figure_mistakes(torch.rand(0, 1, 9, 9), answers[:0], answers[:0], lengths[:0])
     assert "No mistakes." in words(empty)

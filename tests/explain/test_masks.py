@@ -5,7 +5,7 @@ import torch
 
 from torchcaps import explain
 from torchcaps.errors import UserError
-from torchcaps.explain.masks import COLOURS, EXTRA, MISSED, SHOWN
+from torchcaps.explain.masks import COLOURS, EXTRA, MAX_SIDE_PIXELS, MISSED
 from torchcaps.models import create_model
 
 
@@ -51,13 +51,13 @@ def test_figures_of_masks(classes):
     assert len(figure.axes) == 4
     explain.png_bytes(figure, 40)
     presence = torch.rand(1 if classes == 2 else classes, 9, 13)
-    found = explain.figure_found(compared.image, mask, presence, compared.reconstruction, names)
+    found = explain.figure_predicted_mask(compared.image, mask, presence, compared.reconstruction, names)
     assert len(found.axes) == len(presence) + 3
 
 
 def test_of_a_large_image_the_middle_is_shown():
-    place = torch.arange(SHOWN + 10)
-    assert explain.middle(place.expand(4, -1)).tolist() == [list(range(5, SHOWN + 5))] * 4
+    place = torch.arange(MAX_SIDE_PIXELS + 10)
+    assert explain.centre_crop(place.expand(4, -1)).tolist() == [list(range(5, MAX_SIDE_PIXELS + 5))] * 4
 
 
 def test_the_capsules_of_every_layer_and_where_they_were_routed():
@@ -79,7 +79,7 @@ def test_the_capsules_of_every_layer_and_where_they_were_routed():
     wide = next(each for each in maps if each.name == "to_eighth")
     for figure in (explain.figure_features(wide), explain.figure_couplings(wide)):
         assert len(explain.png_bytes(figure, 40)) > 1000
-    with pytest.raises(ValueError, match="decides nothing"):
+    with pytest.raises(ValueError, match="routes nothing"):
         explain.figure_couplings(maps[0])
     with pytest.raises(UserError, match="a UNet has no capsules"):
         explain.feature_maps(create_model("unet", channels=2, depth=1), image)

@@ -68,7 +68,7 @@ def test_stretches_and_shears_are_reduced_to_the_largest_length():
 
 
 def test_poses_are_read_as_forward_reads_them_in_any_number(model, monkeypatch):
-    monkeypatch.setattr("torchcaps.explain.placement.LOOK_AT", 2)
+    monkeypatch.setattr("torchcaps.explain.placement.BATCH", 2)
     images = torch.rand(5, 1, 12, 14)
     read = explain.read_poses(model, images)
     with torch.no_grad():
@@ -76,17 +76,17 @@ def test_poses_are_read_as_forward_reads_them_in_any_number(model, monkeypatch):
     torch.testing.assert_close((read.lengths, read.capsules), (out.lengths, out.poses))
     torch.testing.assert_close(read.placement[:5], out.placement[:5])
     assert read.placement.stretch is None
-    stands = explain.stand(model, images, torch.tensor([0, 1, 2, 0, 1]))
-    torch.testing.assert_close(stands.placement.angle[2], out.placement.angle[2, 2])
-    torch.testing.assert_close(explain.stand(model, images).classes, out.lengths.argmax(-1))
+    reading = explain.read_placements(model, images, torch.tensor([0, 1, 2, 0, 1]))
+    torch.testing.assert_close(reading.placement.angle[2], out.placement.angle[2, 2])
+    torch.testing.assert_close(explain.read_placements(model, images).classes, out.lengths.argmax(-1))
 
 
 def test_drawings_stand_where_the_model_puts_them(model, image):
-    stands = explain.stand(model, image[None])
+    reading = explain.read_placements(model, image[None])
     with torch.no_grad():
-        torch.testing.assert_close(explain.draw_placed(model, stands), model(image[None]).reconstruction)
-    upright = stands._replace(placement=Placement(*(torch.tensor([v]) for v in (6.5, 5.5, 0.0, 1.0, 0.0))))
-    torch.testing.assert_close(explain.draw_placed(model, upright), explain.draw_upright(model, stands))
+        torch.testing.assert_close(explain.draw_placed(model, reading), model(image[None]).reconstruction)
+    upright = reading._replace(placement=Placement(*(torch.tensor([v]) for v in (6.5, 5.5, 0.0, 1.0, 0.0))))
+    torch.testing.assert_close(explain.draw_placed(model, upright), explain.draw_upright(model, reading))
     torch.testing.assert_close(explain.canonical_views(model, upright)[0], image)
 
 
@@ -95,41 +95,41 @@ def test_the_canonical_view_undoes_the_pose(model):
     blob = torch.exp(-((x - 6.5).square() / 12 + (y - 5.5).square() / 4))[None]
     placement = Placement(*(torch.tensor([v]) for v in (7.5, 5.0, 30.0, 1.1, 0.0)))
     turned = view(blob[None], model.affine(placement).inverse()[None], (12, 14))[:, 0]
-    stands = explain.stand(model, turned)._replace(placement=placement)
-    torch.testing.assert_close(explain.canonical_views(model, stands)[0], blob, atol=0.1, rtol=0)
+    reading = explain.read_placements(model, turned)._replace(placement=placement)
+    torch.testing.assert_close(explain.canonical_views(model, reading)[0], blob, atol=0.1, rtol=0)
 
 
 def test_a_sweep_by_ten_degrees_is_the_drawing_turned_by_ten_degrees(model, image):
     swept = explain.sweep_pose(model, image, 2, {"angle": (0.0, 10.0), "scale": (1.0, 1.1), "x": (0.0, 3.0)})
-    stands = explain.stand(model, image[None], torch.tensor([2]))
-    place = stands.placement
+    reading = explain.read_placements(model, image[None], torch.tensor([2]))
+    place = reading.placement
     for name, changed in (("angle", place.angle + 10), ("scale", 1.1 * place.scale), ("x", place.x + 3)):
-        moved = explain.draw_placed(model, stands._replace(placement=place._replace(**{name: changed})))
-        torch.testing.assert_close(swept[name], torch.cat([explain.draw_placed(model, stands), moved]))
+        moved = explain.draw_placed(model, reading._replace(placement=place._replace(**{name: changed})))
+        torch.testing.assert_close(swept[name], torch.cat([explain.draw_placed(model, reading), moved]))
     # The same by hand: the upright drawing through a pose of ten degrees more.
     pose = model.affine(place) @ Affine.of(angle=torch.tensor([10.0]))
-    by_hand = view(explain.draw_upright(model, stands), pose.inverse()[None], (12, 14))[:, 0]
+    by_hand = view(explain.draw_upright(model, reading), pose.inverse()[None], (12, 14))[:, 0]
     torch.testing.assert_close(swept["angle"][1:], by_hand, atol=1e-5, rtol=0)
 
 
 def test_dimensions_are_changed_by_shares_of_the_length(model, image):
     swept = explain.sweep_capsule(model, image, 1, (-0.25, 0.0, 0.25))
     assert swept.shape == (4, 3, 1, 12, 14)
-    stands = explain.stand(model, image[None], torch.tensor([1]))
-    torch.testing.assert_close(swept[3, 1], explain.draw_placed(model, stands)[0])
-    changed = stands.capsules.clone()
-    changed[0, 3] += 0.25 * stands.lengths[0]
-    torch.testing.assert_close(swept[3, 2], explain.draw_placed(model, stands._replace(capsules=changed))[0])
+    reading = explain.read_placements(model, image[None], torch.tensor([1]))
+    torch.testing.assert_close(swept[3, 1], explain.draw_placed(model, reading)[0])
+    changed = reading.capsules.clone()
+    changed[0, 3] += 0.25 * reading.lengths[0]
+    torch.testing.assert_close(swept[3, 2], explain.draw_placed(model, reading._replace(capsules=changed))[0])
 
 
 def test_the_cross_marks_the_pose_that_was_read(model, image):
-    stands = explain.stand(model, image.expand(2, -1, -1, -1), torch.tensor([2, 0]))
+    reading = explain.read_placements(model, image.expand(2, -1, -1, -1), torch.tensor([2, 0]))
     lengths = explain.lattice_lengths(model, image)
-    figure = explain.figure_lattice(lengths, model.lattice, stands, ["a", "b", "c"])
+    figure = explain.figure_lattice(lengths, model.lattice, reading, ["a", "b", "c"])
     for number, (axes, index) in enumerate(zip(figure.axes[1:3], (2, 0))):
         x, y = axes.lines[-1].get_xydata()[0]
-        assert x == pytest.approx(float(stands.placement.angle[number]))
-        assert np.exp(y) == pytest.approx(float(stands.placement.scale[number]))
+        assert x == pytest.approx(float(reading.placement.angle[number]))
+        assert np.exp(y) == pytest.approx(float(reading.placement.scale[number]))
         (mesh,) = axes.collections
         np.testing.assert_allclose(mesh.get_array().reshape(3, 5), lengths[..., index].T)
         assert [text.get_text() for text in axes.get_yticklabels()] == ["0.8", "1", "1.25"]
@@ -156,8 +156,8 @@ def test_words_of_a_pose():
 def test_the_pose_is_drawn_on_the_image(model, image):
     """The dot lies at x and y, the arrow's tip above it as the angle says."""
     place = Placement(*(torch.tensor([v]) for v in (4.0, 7.0, 90.0, 2.0, 0.0)))
-    stands = explain.stand(model, image[None])._replace(placement=place)
-    axes = explain.figure_placed(model, stands, image[None], ["a", "b", "c"], true=torch.tensor([False])).axes[0]
+    reading = explain.read_placements(model, image[None])._replace(placement=place)
+    axes = explain.figure_placed(model, reading, image[None], ["a", "b", "c"], true=torch.tensor([False])).axes[0]
     left, right, _, top = axes.images[0].get_extent()
     inch = (right - left) / 14
     dot = axes.lines[-1].get_xydata()[0]

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from torchcaps.errors import UserError
-from torchcaps.explain.votes import RoutingTrace, routing_trace, view
+from torchcaps.explain.receptive_field import receptive_field
+from torchcaps.explain.votes import RoutingTrace, routing_trace
 from torchcaps.models import create_model
 
 
@@ -56,11 +57,11 @@ def test_the_last_step_is_what_the_model_answers():
 
 def test_views_of_strides_and_padding():
     paper = create_model("capsnet")
-    assert view(paper, 0) == (0, 2, 17)
-    assert view(paper, 0).of(5, 28) == (10, 27)
+    assert receptive_field(paper, 0) == (0, 2, 17)
+    assert receptive_field(paper, 0).pixels(5, 28) == (10, 27)
     padded = create_model("capsnet_small", image_shape=(1, 20, 20), padding=2)
-    assert view(padded, 1) == (-4, 2, 9)
-    assert view(padded, 1).of(0, 20) == (0, 5)
+    assert receptive_field(padded, 1) == (-4, 2, 9)
+    assert receptive_field(padded, 1).pixels(0, 20) == (0, 5)
 
 
 def test_matrices_cannot_be_shown():

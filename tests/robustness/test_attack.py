@@ -61,8 +61,10 @@ def test_many_steps_are_at_least_as_strong_as_one(digits):
 def test_cross_entropy_on_lengths_finds_more_wrong_answers(digits):
     model, images, targets = digits
 
-    def right(decisive):
-        attacked = pgd(loss_of(model, targets, decisive=decisive), images, EPS, steps=10, generator=seeded())
+    def right(lengths_as_logits):
+        attacked = pgd(
+            loss_of(model, targets, lengths_as_logits=lengths_as_logits), images, EPS, steps=10, generator=seeded()
+        )
         return (model(attacked).lengths.argmax(-1) == targets).sum()
 
     assert right(True) < right(False)
@@ -100,7 +102,7 @@ def test_models_with_logits_are_attacked_by_cross_entropy():
     model.eval()
     expected = cross_entropy(model(images).logits, targets)
     torch.testing.assert_close(loss_of(model, targets)(images), expected)
-    torch.testing.assert_close(loss_of(model, targets, decisive=True)(images), expected)
+    torch.testing.assert_close(loss_of(model, targets, lengths_as_logits=True)(images), expected)
 
 
 def test_a_seed_decides_the_start():

@@ -112,8 +112,8 @@ def test_scramble_keeps_the_quadrants_and_never_their_order(height, width):
 
 def test_pieces_are_mirrored_in_their_place():
     x = torch.arange(16.0).view(1, 1, 4, 4)
-    assert perturb.mirror_pieces(x)[0, 0, 0].tolist() == [1, 0, 3, 2]
-    assert torch.equal(perturb.mirror_pieces(perturb.mirror_pieces(x)), x)
+    assert perturb.mirror_quadrants(x)[0, 0, 0].tolist() == [1, 0, 3, 2]
+    assert torch.equal(perturb.mirror_quadrants(perturb.mirror_quadrants(x)), x)
 
 
 def test_strokes_grow_by_a_pixel_a_step_and_shrink_back():

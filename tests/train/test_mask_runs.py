@@ -83,7 +83,7 @@ def test_a_run_leaves_masks_measured_class_by_class_and_image_by_image(few_axons
     page = (folder / "report.html").read_text()
     for title in ("Summary", "Learning curves", "Per class", "Masks", "Image by image", "Recipe"):
         assert f"<h2>{title}</h2>" in page
-    assert "Redrawn: what the decoder makes" in page
+    assert "The reconstruction uses the capsules" in page
     assert page.count("<img ") == 2
 
 
@@ -145,7 +145,7 @@ def test_a_unet_learns_by_the_same_recipe(few_axons, tmp_path):
     summary = json.loads((folder / "summary.json").read_text())
     assert (summary["test_dice"], summary["test_n"]) == (None, 0)
     assert "test_iou" not in summary
-    assert "Redrawn" not in (folder / "report.html").read_text()
+    assert "The reconstruction uses" not in (folder / "report.html").read_text()
 
 
 @pytest.mark.parametrize(

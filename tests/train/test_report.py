@@ -63,7 +63,7 @@ def test_every_section_is_there(tmp_path):
     assert "98.77 %" in parts["Summary"]
     assert "1,234,567" in parts["Summary"]
     assert "<td>12345</td>" in parts["Summary"]
-    assert "6 of 6 answers are wrong" in parts["Worst mistakes"]
+    assert "6 of 6 predictions are wrong" in parts["Worst mistakes"]
     assert "No validation images" in parts["Learning curves"]
 
 
@@ -77,7 +77,7 @@ def test_nothing_is_fetched_run_or_left_unescaped(tmp_path):
 
 def test_no_mistakes_are_told_in_words(tmp_path):
     part = sections(report(tmp_path, wrong=False))["Worst mistakes"]
-    assert "There are none: the 6 images were all answered rightly." in part
+    assert "There are none: the 6 predictions are all right." in part
 
 
 @pytest.mark.parametrize(("classes", "n"), [(1, 1), (2, 1), (200, 5)])
@@ -88,20 +88,20 @@ def test_one_two_or_two_hundred_classes(tmp_path, classes, n):
 
 
 def test_without_test_images(tmp_path):
-    assert "There were none" in sections(report(tmp_path, n=0))["Test images"]
+    assert "There are no test images" in sections(report(tmp_path, n=0))["Test images"]
 
 
 def test_a_cnn_has_no_capsules_to_show(tmp_path):
     parts = sections(report(tmp_path, model="matched_cnn", parameters=20_000))
     for name in ("Reconstructions", "Dimension sweeps", "Couplings"):
-        assert parts[name].startswith("<p>Left out: a CNN has no capsules")
+        assert parts[name].startswith("<p>Not available: a CNN has no capsules")
     assert "<img " in parts["Confusion matrix"]
 
 
 def test_without_a_decoder_the_couplings_stay(tmp_path):
     parts = sections(report(tmp_path, decoder="none"))
     assert parts["Dimension sweeps"] == (
-        "<p>Left out: this CapsNet has no decoder; train one with model.decoder=dense or conv.</p>"
+        "<p>Not available: this CapsNet has no decoder; train one with model.decoder=dense or conv.</p>"
     )
     assert "<img " in parts["Couplings"]
 
@@ -113,15 +113,15 @@ def test_a_model_that_reads_poses_has_sections_of_its_own(tmp_path):
     parts = sections(report(tmp_path, model="posecaps_small", class_dim=4))
     assert list(parts)[4:] == [*POSED, "Recipe"]
     assert all("<img " in parts[name] for name in POSED)
-    assert "Of the classes found in 6 test images." in parts["Poses"]
+    assert "Of the classes predicted in 6 test images." in parts["Poses"]
 
 
 def test_poses_without_a_decoder_or_with_several_labels(tmp_path):
     several = torch.tensor([[1.0, 1.0, 0.0]] * 5 + [[0.0, 0.0, 0.0]])
     parts = sections(report(tmp_path, model="posecaps_small", decoder="none", targets=several))
-    assert parts["Sweeps"] == "<p>Left out: this PoseCaps has no decoder; train one with model.decoder=dense.</p>"
+    assert parts["Sweeps"] == "<p>Not available: this PoseCaps has no decoder; train one with model.decoder=dense.</p>"
     assert "<img " in parts["Views"]
-    assert "No class was found" in parts["Poses"]  # a new model's capsules are short
+    assert "No class was predicted" in parts["Poses"]  # a new model's capsules are short
 
 
 def test_several_labels_get_precision_and_recall(tmp_path):

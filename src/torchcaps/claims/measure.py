@@ -12,9 +12,13 @@ from torchcaps.capsules import length
 from torchcaps.data import load_data
 from torchcaps.data.datasets.affnist import FRAME, affnist_like, expand, place
 from torchcaps.data.datasets.affnist import PLACE_SEED as PLACES
-from torchcaps.explain.familiarity import KEPT, scores, separation
+from torchcaps.explain.familiarity import scores
 from torchcaps.losses import reconstruction_loss
-from torchcaps.metrics.measure import BATCH, accuracy, ask, linearity, tidy
+from torchcaps.metrics import rounded
+from torchcaps.metrics.classification import accuracy
+from torchcaps.metrics.detection import KEPT, auroc_and_fpr95
+from torchcaps.metrics.equivariance import linearity
+from torchcaps.metrics.predictions import BATCH, predict_batches
 from torchcaps.models import ImageModel, PoseCaps
 from torchcaps.models.evaluating import evaluating
 from torchcaps.robustness import attack, perturb
@@ -84,7 +88,7 @@ def measure(model: ImageModel, digits: Digits, *, slow: int = NUM_SLOW, seed: in
         found |= equivariance_error(model, centred, targets)
     else:
         found |= pose_follows_turns(model, centred, targets)
-    return {name: tidy(value) for name, value in found.items()}
+    return {name: rounded(value) for name, value in found.items()}
 
 
 def accuracies(model: ImageModel, digits: Digits, seed: int = 0) -> dict[str, float]:
@@ -112,7 +116,7 @@ def accuracies(model: ImageModel, digits: Digits, seed: int = 0) -> dict[str, fl
 
 def accuracy_percent(model: ImageModel, images: Tensor, targets: Tensor) -> float:
     """Accuracy in percent on images (N, 1, H, W)."""
-    return 100 * accuracy(ask({"": model}, images)[""].lengths, targets)
+    return 100 * accuracy(predict_batches({"": model}, images)[""].lengths, targets)
 
 
 def shuffled(model: ImageModel, small: Tensor, centred: Tensor, seed: int = 0) -> dict[str, float]:
@@ -120,7 +124,7 @@ def shuffled(model: ImageModel, small: Tensor, centred: Tensor, seed: int = 0) -
     parts = perturb.scramble(small, torch.Generator().manual_seed(seed))
     known, other = score(model, centred), score(model, in_frame(parts))
     return {
-        f"shuffled rejected by {name}": 100 * (1 - separation(known[name], other[name])["kept95"]) for name in known
+        f"shuffled rejected by {name}": 100 * (1 - auroc_and_fpr95(known[name], other[name])["fpr95"]) for name in known
     }
 
 
@@ -135,11 +139,11 @@ def attacked(model: ImageModel, images: Tensor, targets: Tensor, seed: int = 0) 
     """Accuracy under PGD on the model's own loss and on cross-entropy, and AUROC for detecting the stronger one."""
     known, found = score(model, images), dict[str, float]()
     worst: Tensor | None = None
-    for name, decisive in (("PGD", False), ("PGD on cross-entropy", True)):
+    for name, lengths_as_logits in (("PGD", False), ("PGD on cross-entropy", True)):
         generator = torch.Generator().manual_seed(seed)
         parts = []
         for batch, classes in zip(images.split(BATCH), targets.split(BATCH)):
-            loss = attack.loss_of(model, classes, decisive=decisive)
+            loss = attack.loss_of(model, classes, lengths_as_logits=lengths_as_logits)
             parts.append(attack.pgd(loss, batch.to(model.device), EPS, steps=PGD_STEPS, generator=generator).cpu())
         attacked_images = torch.cat(parts)
         found[name] = accuracy_percent(model, attacked_images, targets)
@@ -147,7 +151,7 @@ def attacked(model: ImageModel, images: Tensor, targets: Tensor, seed: int = 0) 
             worst = attacked_images
     assert worst is not None
     other = score(model, worst)
-    return found | {f"attacks told by {name}": separation(known[name], other[name])["auroc"] for name in known}
+    return found | {f"attacks told by {name}": auroc_and_fpr95(known[name], other[name])["auroc"] for name in known}
 
 
 def unfamiliar_images(model: ImageModel, images: Tensor, targets: Tensor, seed: int = 0) -> dict[str, float]:
@@ -222,7 +226,7 @@ def pose_follows_turns(model: ImageModel, images: Tensor, targets: Tensor) -> di
     """R² of a line fitted to a capsule's pose while its digit is rotated; empty for a model without poses."""
     steps = []
     for degrees in (-30, -15, 0, 15, 30):
-        poses = ask({"": model}, perturb.rotate(images, degrees))[""].poses
+        poses = predict_batches({"": model}, perturb.rotate(images, degrees))[""].poses
         if poses is None:
             return {}
         steps.append(poses[torch.arange(len(targets)), targets].flatten(1))

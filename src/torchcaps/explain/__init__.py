@@ -1,4 +1,7 @@
-"""Why a model answers as it does: tensors in, arrays or figures out. matplotlib is imported when a figure is made."""
+"""Explain predictions: reconstructions, sweeps, routing, placements, masks, and figures of them.
+
+matplotlib is imported when the first figure is made.
+"""
 
 from torchcaps.explain.charts import (
     figure_by_size,
@@ -8,39 +11,43 @@ from torchcaps.explain.charts import (
     figure_mistakes,
 )
 from torchcaps.explain.drawings import (
-    Walk,
+    Interpolation,
     figure_drawings,
-    figure_walk,
-    figure_walk_features,
+    figure_interpolation,
+    figure_interpolation_features,
     film_strip,
+    interpolate,
     label_picture,
-    walk,
 )
 from torchcaps.explain.features import LayerMaps, drawing_maps, feature_maps, figure_couplings, figure_features
 from torchcaps.explain.figures import figure_reconstructions, figure_routing, figure_sweep
-from torchcaps.explain.masks import Compared, compare, error_map, figure_found, figure_masks, middle, overlay, redraw
-from torchcaps.explain.paper import coupling_maps, digit_examples, pair_examples, perturbations
-from torchcaps.explain.paper_figures import (
-    figure_coupling_maps,
-    figure_digit_examples,
-    figure_pair_examples,
-    figure_perturbations,
+from torchcaps.explain.masks import (
+    Comparison,
+    centre_crop,
+    compare,
+    error_map,
+    figure_masks,
+    figure_predicted_mask,
+    masked_reconstruction,
+    overlay,
 )
+from torchcaps.explain.pair_figures import figure_pair_examples
+from torchcaps.explain.pairs import pair_examples
 from torchcaps.explain.placement import (
-    Standing,
+    PlacementReading,
     canonical_views,
     draw_placed,
     draw_upright,
-    has_placement,
     lattice_lengths,
+    read_placements,
     read_poses,
-    stand,
     sweep_capsule,
     sweep_pose,
 )
 from torchcaps.explain.placement_charts import figure_lattice, figure_read_poses
 from torchcaps.explain.placement_figures import figure_canonical, figure_placed, figure_pose_sweep, show_placement
 from torchcaps.explain.reconstruct import Reconstructions, reconstructions
+from torchcaps.explain.require import has_placement
 from torchcaps.explain.routing import coupling_entropy, maps_on_image, routing_couplings, routing_maps
 from torchcaps.explain.style import png_bytes
 from torchcaps.explain.sweep import SWEEP, sweep
@@ -48,17 +55,16 @@ from torchcaps.metrics.classification import confusion_matrix, precision_recall,
 
 __all__ = [
     "SWEEP",
-    "Compared",
+    "Comparison",
+    "Interpolation",
     "LayerMaps",
+    "PlacementReading",
     "Reconstructions",
-    "Standing",
-    "Walk",
     "canonical_views",
+    "centre_crop",
     "compare",
     "confusion_matrix",
     "coupling_entropy",
-    "coupling_maps",
-    "digit_examples",
     "draw_placed",
     "draw_upright",
     "drawing_maps",
@@ -67,49 +73,44 @@ __all__ = [
     "figure_by_size",
     "figure_canonical",
     "figure_confusion",
-    "figure_coupling_maps",
     "figure_couplings",
     "figure_curves",
-    "figure_digit_examples",
     "figure_drawings",
     "figure_features",
-    "figure_found",
+    "figure_interpolation",
+    "figure_interpolation_features",
     "figure_lattice",
     "figure_lengths",
     "figure_masks",
     "figure_mistakes",
     "figure_pair_examples",
-    "figure_perturbations",
     "figure_placed",
     "figure_pose_sweep",
+    "figure_predicted_mask",
     "figure_read_poses",
     "figure_reconstructions",
     "figure_routing",
     "figure_sweep",
-    "figure_walk",
-    "figure_walk_features",
     "film_strip",
     "has_placement",
+    "interpolate",
     "label_picture",
     "lattice_lengths",
     "maps_on_image",
-    "middle",
+    "masked_reconstruction",
     "overlay",
     "pair_examples",
-    "perturbations",
     "png_bytes",
     "precision_recall",
     "predicted_classes",
+    "read_placements",
     "read_poses",
     "reconstructions",
-    "redraw",
     "routing_couplings",
     "routing_maps",
     "show_placement",
-    "stand",
     "sweep",
     "sweep_capsule",
     "sweep_pose",
-    "walk",
     "worst_mistakes",
 ]

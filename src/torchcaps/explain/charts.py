@@ -1,4 +1,4 @@
-"""Figures of how a model learned and where it errs: curves, confusion, mistakes, lengths."""
+"""Charts of training and errors: learning curves, confusion matrix, mistakes, capsule lengths."""
 
 from __future__ import annotations
 
@@ -17,23 +17,26 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Series = tuple[list[float], list[float]]
-RIGHT = ("accuracy", "dice", "similarity")  # what tasks measure, as shares
+SHARES = ("accuracy", "dice", "similarity")  # measures shown in percent
 
 
 def figure_curves(history: Sequence[Mapping[str, Any]], *, title: str = "", panels: int = 4) -> Figure:
-    """One panel for each measure of the history, training and validation together: loss and what is right first.
+    """Draw a panel for each measure, training and validation together: the loss first, then shares such as accuracy.
 
-    history  a dict per epoch; whatever is called train_… or val_… is drawn, the rest is not
+    Args:
+        history: a dict per epoch; keys that start with train_ or val_ are drawn.
+        title: of the figure.
+        panels: the maximum number of panels.
     """
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
     known = {key.split("_", 1)[1] for entry in history for key in entry if key.startswith(("train_", "val_"))}
     curves = {name: {split: _series(history, f"{split}_{name}") for split in ("train", "val")} for name in known}
     drawable = [name for name in known if any(xs for xs, _ in curves[name].values())]
-    names = sorted(drawable, key=lambda name: (name != "loss", name not in RIGHT, name))[:panels]
+    names = sorted(drawable, key=lambda name: (name != "loss", name not in SHARES, name))[:panels]
     figure = new_figure(max(4.5, 3.6 * len(names)), 3.0, title)
     if not names:
-        return _only_words(figure, "No epoch was recorded.")
+        return _text_only(figure, "No epoch was recorded.")
     for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names):
         plain_axes(axes, "Epoch", name.replace("_", " ").capitalize())
         axes.grid(axis="y", color=STYLE["faint"], linewidth=0.6)
@@ -43,7 +46,7 @@ def figure_curves(history: Sequence[Mapping[str, Any]], *, title: str = "", pane
                 marker = "o" if len(xs) < 12 else None
                 axes.plot(xs, ys, color=colour, label=label, linewidth=1.6, marker=marker, markersize=3.5)
         everything = [y for _, ys in curves[name].values() for y in ys]
-        if name in RIGHT:
+        if name in SHARES:
             axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.4g} %"))
         elif min(everything) > 0 and max(everything) > 30 * min(everything):
             axes.set_yscale("log")
@@ -62,9 +65,15 @@ def figure_curves(history: Sequence[Mapping[str, Any]], *, title: str = "", pane
 def figure_by_size(
     curves: Mapping[str, Sequence[tuple[int, float, float]]], *, measure: str, title: str = ""
 ) -> Figure:
-    """A line for each name over how many images there were to train on: (images, mean, deviation) of each point."""
+    """Draw a measure over the number of training images.
+
+    Args:
+        curves: by name, the points (images, mean, standard deviation).
+        measure: label of the y axis.
+        title: of the figure.
+    """
     figure = new_figure(5.6, 3.4, title)
-    axes = plain_axes(figure.subplots(), "Images to train on", measure)
+    axes = plain_axes(figure.subplots(), "Training images", measure)
     axes.grid(axis="y", color=STYLE["faint"], linewidth=0.6)
     sizes = sorted({size for points in curves.values() for size, _, _ in points})
     axes.set_xscale("log")
@@ -80,9 +89,12 @@ def figure_by_size(
 
 
 def figure_confusion(matrix: Tensor, class_names: Sequence[str], *, title: str = "") -> Figure:
-    """Rows are the true classes, columns the answers; shades are shares of a row, numbers are counts where they fit.
+    """Draw a confusion matrix: shades are shares of a row, numbers are counts where they fit.
 
-    matrix  (J, J)  counts
+    Args:
+        matrix: (J, J) counts; rows are true classes, columns predicted ones.
+        class_names: J names.
+        title: of the figure.
     """
     from matplotlib.colors import PowerNorm
 
@@ -121,26 +133,30 @@ def figure_mistakes(
     limit: int = 15,
     title: str = "",
 ) -> Figure:
-    """Images that were taken for something else, in the order given (`worst_mistakes` finds one).
+    """Draw images with their true and predicted classes, in the order given (see `worst_mistakes`).
 
-    images           (N, C, H, W); the first `limit` are shown
-    true, predicted  (N,) class ids, or (N, J) masks of several classes
-    lengths          (N, J)
+    Args:
+        images: (N, C, H, W); the first `limit` are shown.
+        true, predicted: (N,) class ids, or (N, J) multi-hot.
+        lengths: (N, J) of the class capsules.
+        class_names: J names.
+        limit: the maximum number of images.
+        title: of the figure.
     """
-    shown = min(len(images), limit)
-    columns = min(5, max(3, shown))
-    rows = max(1, math.ceil(shown / columns))
+    count = min(len(images), limit)
+    columns = min(5, max(3, count))
+    rows = max(1, math.ceil(count / columns))
     figure = new_figure(1.7 * columns, rows * (1.6 * aspect_of(images) + 0.38) + (0.4 if title else 0), title)
-    if not shown:
-        return _only_words(figure, "No mistakes.")
+    if not count:
+        return _text_only(figure, "No mistakes.")
     tiles: list[Tile | None] = []
-    for position in range(shown):
+    for position in range(count):
         answer = predicted[position].cpu()
-        label = f"true {names_of(true[position].cpu(), class_names, 13)}\nsaid {names_of(answer, class_names, 13)}"
+        label = f"true {names_of(true[position].cpu(), class_names, 13)}\npred. {names_of(answer, class_names, 13)}"
         if answer.ndim == 0:
             label += f" ({float(lengths[position, int(answer)]):.2f})"
         tiles.append(Tile(images[position], label))
-    tiles += [None] * (rows * columns - shown)
+    tiles += [None] * (rows * columns - count)
     show_tiles(figure, [tiles[start : start + columns] for start in range(0, len(tiles), columns)], side=1.5)
     return figure
 
@@ -153,10 +169,14 @@ def figure_lengths(
     top: int = 20,
     title: str = "Length of each class capsule",
 ) -> Figure:
-    """Bars of the class lengths of one image: all in class order, or of many classes the `top` longest.
+    """Draw the class lengths of one image as bars: all in class order, or the `top` longest of many classes.
 
-    lengths  (J,)
-    target   the true class, named in the figure
+    Args:
+        lengths: (J,) of the class capsules.
+        class_names: J names.
+        target: the true class, marked in the figure.
+        top: the maximum number of bars.
+        title: of the figure.
     """
     values = lengths.detach().float().cpu()
     longest = values.argsort(descending=True, stable=True)
@@ -179,7 +199,7 @@ def figure_lengths(
 
 
 def _series(history: Sequence[Mapping[str, Any]], key: str) -> Series:
-    """The finite values of one key, against the epoch; an epoch that lacks it is left out."""
+    """Return the epochs and the finite values of one key; epochs without it are omitted."""
     xs: list[float] = []
     ys: list[float] = []
     for position, entry in enumerate(history, start=1):
@@ -191,7 +211,7 @@ def _series(history: Sequence[Mapping[str, Any]], key: str) -> Series:
 
 
 def _class_ticks(axes: Axes, names: list[str], cell: float) -> None:
-    """Name every class, or as many as leave room for their letters."""
+    """Name every class, or every n-th if the names would overlap."""
     step = math.ceil(1.25 * STYLE["small"] / cell)
     places = list(range(0, len(names), step))
     shown = [names[place] for place in places]
@@ -200,7 +220,7 @@ def _class_ticks(axes: Axes, names: list[str], cell: float) -> None:
     axes.set_yticks(places, shown)
 
 
-def _only_words(figure: Figure, words: str) -> Figure:
+def _text_only(figure: Figure, words: str) -> Figure:
     axes = figure.subplots()
     axes.set_axis_off()
     axes.text(0.5, 0.5, words, ha="center", va="center", fontsize=STYLE["text"], color=STYLE["quiet"])

@@ -1,4 +1,4 @@
-"""Pictures of drawn images: beside their label maps and the real ones, and along a way from one noise to another."""
+"""Figures of synthesised images: beside label maps and real images, and interpolated between two noise vectors."""
 
 from __future__ import annotations
 
@@ -21,25 +21,34 @@ from torchcaps.models.synthesis import between, noise_of
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-FRAMES = 8  # of an interpolation that is shown
-MAX_FEATURE_MAPS = 16  # feature maps that are shown of one frame: those that change most on the way
+FRAMES = 8  # of an interpolation
+MAX_FEATURE_MAPS = 16  # of one frame: those that change most from frame to frame
 
 
-class Walk(NamedTuple):
-    """One label map drawn with noise that changes step by step.
+class Interpolation(NamedTuple):
+    """Images of one label map, with noise interpolated from one vector to another.
 
-    images    (N, C, H, W)
-    features  (N, F, h, w)  what the last layer makes them of
+    Attributes:
+        images: (N, C, H, W), N frames.
+        features: (N, F, h, w), the last layer's input for each frame.
     """
 
     images: Tensor
     features: Tensor
 
 
-def walk(
+def interpolate(
     model: SynthesisModel, mask_HW: Tensor, first: int = 0, last: int = 1, frames: int = FRAMES, seed: int = 0
-) -> Walk:
-    """From noise number `first` of the seed to number `last`, in so many frames."""
+) -> Interpolation:
+    """Draw a label map with noise interpolated between two vectors.
+
+    Args:
+        model: with a noise vector.
+        mask_HW: (H, W) class ids.
+        first, last: numbers of the two noise vectors of the seed.
+        frames: N, both ends included.
+        seed: of the noise vectors.
+    """
     start, end = noise_of(seed, (first, last), model.z)
     noise = between(start, end, frames).to(model.device)
     masks = mask_HW.long().to(model.device)[None].expand(frames, -1, -1)
@@ -49,11 +58,11 @@ def walk(
             seen = model.features(mask, vector)
             features.append(seen.float().cpu())
             images.append(model.image_of(seen).cpu())
-    return Walk(torch.cat(images), torch.cat(features))
+    return Interpolation(torch.cat(images), torch.cat(features))
 
 
 def label_picture(mask_HW: Tensor) -> np.ndarray:
-    """(H, W, 3) uint8: white where the one class is, or a colour for each of several; black is background."""
+    """Draw a label map as (H, W, 3) uint8: a single class white, several in colours, background black, ignored grey."""
     ids = mask_HW.cpu().numpy()
     known = ids != IGNORED
     several = bool((ids[known] > 1).any())
@@ -67,10 +76,12 @@ def label_picture(mask_HW: Tensor) -> np.ndarray:
 def figure_drawings(
     masks: Sequence[Tensor], real: Sequence[Tensor] | None, drawn: Sequence[Tensor], *, title: str = ""
 ) -> Figure:
-    """A row for each label map (H, W): the map, the real image if there is one, and images drawn with several noises.
+    """Draw a row for each label map: the map, the real image if given, and images drawn with several noise vectors.
 
-    real   N of (C, H, W) in [0, 1]
-    drawn  N of (M, C, H, W)
+    Args:
+        masks: N of (H, W).
+        real: N of (C, H, W) in [0, 1], or None.
+        drawn: N of (M, C, H, W), one for each of M noise vectors.
     """
     count = len(drawn[0])
     heads = [
@@ -90,13 +101,19 @@ def figure_drawings(
     return figure
 
 
-def figure_walk(walks: dict[str, Walk], *, title: str = "From one noise vector to another") -> Figure:
-    """A row for each model: the images on its way."""
-    frames = len(next(iter(walks.values())).images)
-    height = 1.25 * aspect_of(next(iter(walks.values())).images)
-    figure = new_figure(1.25 * frames + 0.6, height * len(walks) + (0.8 if title else 0.3), title)
-    grid = figure.subplots(len(walks), frames, squeeze=False)
-    for row, (name, each) in enumerate(walks.items()):
+def figure_interpolation(
+    interpolations: dict[str, Interpolation], *, title: str = "From one noise vector to another"
+) -> Figure:
+    """Draw a row of frames for each model.
+
+    Args:
+        interpolations: by the name of the model.
+    """
+    frames = len(next(iter(interpolations.values())).images)
+    height = 1.25 * aspect_of(next(iter(interpolations.values())).images)
+    figure = new_figure(1.25 * frames + 0.6, height * len(interpolations) + (0.8 if title else 0.3), title)
+    grid = figure.subplots(len(interpolations), frames, squeeze=False)
+    for row, (name, each) in enumerate(interpolations.items()):
         for column, image in enumerate(each.images):
             ends = {0: "z₁", frames - 1: "z₂"}.get(column, "")
             image_axes(grid[row, column], image, ends if row == 0 else "")
@@ -104,11 +121,11 @@ def figure_walk(walks: dict[str, Walk], *, title: str = "From one noise vector t
     return figure
 
 
-def figure_walk_features(walked: Walk, *, title: str) -> Figure:
-    """The last layer's maps on the way: those that change most from left to right, frames below one another."""
-    change_F = walked.features.std(0).mean((1, 2))
+def figure_interpolation_features(interpolation: Interpolation, *, title: str) -> Figure:
+    """Draw the last layer's feature maps that change most: one column each, one row for each frame."""
+    change_F = interpolation.features.std(0).mean((1, 2))
     chosen = change_F.argsort(descending=True, stable=True)[:MAX_FEATURE_MAPS].sort().values
-    maps = walked.features[:, chosen]
+    maps = interpolation.features[:, chosen]
     tiles = shrunk(maps.flatten(0, 1)).unflatten(0, maps.shape[:2])
     reach = max(float(tiles.abs().max()), 1e-12)
     figure = new_figure(0.62 * len(chosen) + 1.6, 0.62 * len(tiles) * aspect_of(tiles) + 0.9, title)
@@ -122,7 +139,7 @@ def figure_walk_features(walked: Walk, *, title: str) -> Figure:
 
 
 def film_strip(images_NCHW: Tensor, across: int = 8) -> np.ndarray:
-    """(height, width) or (height, width, 3) uint8: the frames from left to right, `across` in a row, a pixel apart."""
+    """Put frames (N, C, H, W) into one image, `across` in a row, a pixel apart: uint8, (H', W') or (H', W', 3)."""
     N = len(images_NCHW)
     columns = min(across, N)
     empty = -N % columns

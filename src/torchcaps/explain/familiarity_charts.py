@@ -1,4 +1,4 @@
-"""Figures of how familiar images are to a model, and of those that it answers with "none of these"."""
+"""Figures of familiarity scores, and of the images answered with "none of these"."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ COLUMNS = 6
 
 
 def figure_familiarity(scores_N: Tensor, correct_N: Tensor, none_below: float, *, title: str = "") -> Figure:
-    """Draw a histogram of the familiarity of images, right and wrong answers apart, with the threshold.
+    """Draw a histogram of the familiarity, right and wrong predictions apart, with the threshold.
 
     Args:
         scores_N: (N,) familiarity.
-        correct_N: (N,) bool, whether the class named is right.
+        correct_N: (N,) bool, whether the predicted class is right.
         none_below: the threshold.
     """
     from matplotlib.ticker import MaxNLocator
@@ -33,7 +33,7 @@ def figure_familiarity(scores_N: Tensor, correct_N: Tensor, none_below: float, *
     values, right = scores_N.double().cpu().numpy(), correct_N.cpu().numpy()
     edges = np.histogram_bin_edges(np.append(values, none_below), BINS)
     counts = [values[right], values[~right]]
-    colours, labels = [STYLE["main"], STYLE["second"]], ["right answer", "wrong answer"]
+    colours, labels = [STYLE["main"], STYLE["second"]], ["right prediction", "wrong prediction"]
     axes.hist(counts, list(edges), stacked=True, color=colours, label=labels)
     axes.axvline(none_below, color=STYLE["ink"], linewidth=1, linestyle="--", label="threshold")
     axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
@@ -50,11 +50,11 @@ def figure_rejected(
     *,
     title: str = "",
 ) -> Figure:
-    """Draw images with their true class, the class that is nearest, and their familiarity; wrong classes are marked.
+    """Draw images with their true class, the nearest class and their familiarity; wrong classes are marked.
 
     Args:
         images: (N, C, H, W), at least one.
-        targets, answers: (N,) class ids, or (N, J) masks of several classes.
+        targets, answers: (N,) true and nearest class ids, or (N, J) multi-hot.
         scores_N: (N,) familiarity.
         class_names: J names.
     """

@@ -1,4 +1,4 @@
-"""What convolutional capsules hold at every depth, and how they were routed at each place."""
+"""Poses and couplings of convolutional capsules, layer by layer and pixel by pixel."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from torchcaps.capsules import Capsules
-from torchcaps.errors import UserError
+from torchcaps.explain.require import require_layers
 from torchcaps.explain.style import STYLE, aspect_of, new_figure, plain_axes
-from torchcaps.models.capspix2pix import CapsPix2Pix
 from torchcaps.models.capsule_u import CapsuleU
 from torchcaps.models.evaluating import evaluating
-from torchcaps.models.segcaps import SegCaps
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-TILE = 96  # pixels a side of a map in a figure
-ACROSS = 16  # dimensions side by side
+MAX_TILE_PIXELS = 96  # side of a map in a figure
+MAX_COLUMNS = 16  # dimensions side by side
 
 
 class LayerMaps(NamedTuple):
     """One layer's capsules for one image.
 
-    pose       (T, D, H, W)
-    couplings  (children, T, H, W), or None where there was nothing to decide: one parent type, or one iteration
+    Attributes:
+        name: of the layer.
+        pose: (T, D, H, W) for T capsule types.
+        couplings: (children, T, H, W); None if nothing was routed: one parent type, or one iteration.
     """
 
     name: str
@@ -38,24 +38,30 @@ class LayerMaps(NamedTuple):
 
 
 def feature_maps(model: nn.Module, image_CHW: Tensor) -> list[LayerMaps]:
-    """The capsules of every layer, from the image to the classes.
+    """Return the capsules of every layer of a segmentation model, from the image to the classes.
 
-    image_CHW  in [0, 1], of any size
+    Args:
+        model: a SegCaps.
+        image_CHW: (C, H, W) in [0, 1], of any size.
     """
-    if not isinstance(model, SegCaps):
-        raise UserError(f"explain: a {type(model).__name__} has no capsules to look into; use segcaps")
-    return _maps(model, lambda: model.layers(model.padded(image_CHW[None].to(model.device))))
+    segcaps = require_layers(model, "segmentation")
+    return _maps(segcaps, lambda: segcaps.layers(segcaps.padded(image_CHW[None].to(segcaps.device))))
 
 
 def drawing_maps(model: nn.Module, mask_HW: Tensor, noise_Z: Tensor) -> list[LayerMaps]:
-    """The same of a model that draws, from the label map (H, W) to the image."""
-    if not isinstance(model, CapsPix2Pix):
-        raise UserError(f"explain: a {type(model).__name__} has no capsules to look into; use capspix2pix")
-    inputs = mask_HW.long()[None].to(model.device), noise_Z[None].to(model.device)
-    return _maps(model, lambda: model.layers(*inputs))
+    """Return the capsules of every layer of a synthesis model, from the label map to the image.
+
+    Args:
+        model: a CapsPix2Pix.
+        mask_HW: (H, W) class ids.
+        noise_Z: (Z,) noise vector.
+    """
+    generator = require_layers(model, "synthesis")
+    inputs = mask_HW.long()[None].to(generator.device), noise_Z[None].to(generator.device)
+    return _maps(generator, lambda: generator.layers(*inputs))
 
 
-def _maps(model: CapsuleU, answer: Callable[[], dict[str, Capsules]]) -> list[LayerMaps]:
+def _maps(model: CapsuleU, forward: Callable[[], dict[str, Capsules]]) -> list[LayerMaps]:
     children: dict[str, Capsules] = {}
     hooks = [
         layer.register_forward_pre_hook(lambda _, inputs, name=name: children.update({name: inputs[0]}))
@@ -63,7 +69,7 @@ def _maps(model: CapsuleU, answer: Callable[[], dict[str, Capsules]]) -> list[La
     ]
     try:
         with evaluating(model):
-            found = answer()
+            found = forward()
             couplings = {
                 name: layer(children[name], return_couplings=True)[1][0].cpu()
                 for name, layer in model.capsule_layers
@@ -76,7 +82,7 @@ def _maps(model: CapsuleU, answer: Callable[[], dict[str, Capsules]]) -> list[La
 
 
 def show_layers(layers: Sequence[LayerMaps]) -> tuple[dict[str, Figure], dict[str, Tensor]]:
-    """Figures and arrays of every layer, by the names that their files get."""
+    """Return figures and arrays of every layer, by file name."""
     figures, arrays = {}, {}
     for depth, layer in enumerate(layers):
         figures[f"features-{depth:02d}-{layer.name}"] = figure_features(layer)
@@ -88,9 +94,9 @@ def show_layers(layers: Sequence[LayerMaps]) -> tuple[dict[str, Figure], dict[st
 
 
 def figure_features(maps: LayerMaps, *, title: str = "") -> Figure:
-    """A map for each dimension of each capsule type; types below one another, dimensions from left to right."""
+    """Draw a map for each dimension of each capsule type: types from top to bottom, dimensions from left to right."""
     T, D = maps.pose.shape[:2]
-    columns = min(D, ACROSS)
+    columns = min(D, MAX_COLUMNS)
     rows = -(-D // columns)  # of one type
     small = shrunk(maps.pose.flatten(0, 1)).unflatten(0, (T, D))
     empty = rows * columns - D
@@ -109,14 +115,14 @@ def figure_features(maps: LayerMaps, *, title: str = "") -> Figure:
 
 
 def figure_couplings(maps: LayerMaps, *, title: str = "") -> Figure:
-    """A map for each child type (rows) and parent type (columns): how much of the child goes there, place by place."""
+    """Draw a map of the couplings of each child type (rows) to each parent type (columns)."""
     if maps.couplings is None:
-        raise ValueError(f"figure_couplings: layer {maps.name} decides nothing, so it has no couplings to show")
+        raise ValueError(f"figure_couplings: layer {maps.name} routes nothing, so it has no couplings to show")
     children, parents = maps.couplings.shape[:2]
     tiles = shrunk(maps.couplings.flatten(0, 1)).unflatten(0, (children, parents))
     side = 0.9
     size = max(side * parents + 2.0, 4.6), side * children * aspect_of(tiles) + 1.1
-    figure = new_figure(*size, title or f"{_words(maps.name)}: couplings at each place")
+    figure = new_figure(*size, title or f"{_words(maps.name)}: couplings at each pixel")
     axes = plain_axes(figure.subplots(), "Parent type", "Child type")
     mosaic(figure, axes, tiles, STYLE["heat"], (0, max(float(tiles.max()), 1e-12)), "Coupling")
     step = tiles.shape[-2] + 1
@@ -125,7 +131,7 @@ def figure_couplings(maps: LayerMaps, *, title: str = "") -> Figure:
 
 
 def mosaic(figure: Figure, axes: Axes, tiles_RCHW: Tensor, colours: str, span: tuple[float, float], label: str) -> None:
-    """All tiles as one picture, a pixel apart: as many axes would take matplotlib many seconds."""
+    """Draw all tiles as one picture, a pixel apart: an axes for each tile would take matplotlib many seconds."""
     R, C, H, W = tiles_RCHW.shape
     apart = functional.pad(tiles_RCHW, (0, 1, 0, 1), value=torch.nan)
     picture = apart.permute(0, 2, 1, 3).reshape(R * (H + 1), C * (W + 1))
@@ -141,8 +147,8 @@ def mosaic(figure: Figure, axes: Axes, tiles_RCHW: Tensor, colours: str, span: t
 
 
 def shrunk(maps_NHW: Tensor) -> Tensor:
-    """No side longer than TILE; averaged, not skipped."""
-    height, width = (min(TILE, side) for side in maps_NHW.shape[1:])
+    """Shrink maps by averaging until no side is longer than MAX_TILE_PIXELS."""
+    height, width = (min(MAX_TILE_PIXELS, side) for side in maps_NHW.shape[1:])
     return functional.adaptive_avg_pool2d(maps_NHW.float(), (height, width))
 
 

@@ -1,4 +1,4 @@
-"""Figures of what capsules saw: reconstructions, dimension sweeps, routing."""
+"""Figures of reconstructions, dimension sweeps and routing."""
 
 from __future__ import annotations
 
@@ -35,12 +35,16 @@ def figure_reconstructions(
     class_names: Sequence[str] | None = None,
     *,
     limit: int = 10,
-    title: str = "What the decoder draws from one class or another",
+    title: str = "Reconstructions from the true, the predicted and a wrong class",
 ) -> Figure:
-    """Inputs in a row, and below each what the decoder draws from its true, its predicted and a wrong class.
+    """Draw the inputs in a row, and below each its reconstructions from the true, the predicted and a wrong class.
 
-    images  (B, C, H, W); the first `limit` are shown
-    drawn   what `reconstructions` gave for them
+    Args:
+        images: (B, C, H, W); the first `limit` are shown.
+        drawn: from `reconstructions`.
+        class_names: J names.
+        limit: the maximum number of images.
+        title: of the figure.
     """
     kinds = [("Predicted", drawn.predicted, drawn.from_predicted), ("Wrong", drawn.wrong, drawn.from_wrong)]
     if drawn.true is not None and drawn.from_true is not None:
@@ -64,16 +68,18 @@ def figure_reconstructions(
 
 
 def figure_sweep(
-    swept: Tensor, values: Sequence[float] = SWEEP, *, title: str = "What each dimension of the capsule stands for"
+    swept: Tensor, values: Sequence[float] = SWEEP, *, title: str = "What each dimension of the capsule encodes"
 ) -> Figure:
-    """One row a dimension, one column a value added to it; the middle column is the same in every row.
+    """Draw a row for each dimension and a column for each value added to it.
 
-    swept   (D, V, C, H, W), what `sweep` gave
-    values  the V numbers that were added
+    Args:
+        swept: (D, V, C, H, W) from `sweep`.
+        values: the V numbers that were added.
+        title: of the figure.
     """
     D, V, C, H, W = swept.shape
     gap = max(1, round(0.06 * max(H, W)))
-    # One picture of all tiles instead of D·V axes, which would take matplotlib many seconds.
+    # One picture of all tiles: D·V axes would take matplotlib many seconds.
     tiles = torch.ones(D, V, C, H + gap, W + gap)
     tiles[..., :H, :W] = swept.detach().float().cpu()
     mosaic = pixels(tiles.permute(2, 0, 3, 1, 4).reshape(C, D * (H + gap), V * (W + gap)))[:-gap, :-gap]
@@ -97,14 +103,18 @@ def figure_routing(
     class_names: Sequence[str] | None = None,
     *,
     top: int = 4,
-    title: str = "Where the children coupled to each class sit",
+    title: str = "Where the capsules coupled to each class are",
 ) -> Figure:
-    """The image under a heat map of each of the longest classes, one row an iteration, one colour scale for all.
+    """Draw the image under a heat map of each of the longest classes: a row per iteration, one colour scale for all.
 
-    image      (C, H, W)
-    heat       (R, J, H, W)  what `maps_on_image` made of `routing_maps`, for this image
-    lengths    (J,)          the class capsules' lengths
-    entropies  (R,)          what `coupling_entropy` gave for each iteration
+    Args:
+        image: (C, H, W).
+        heat: (R, J, H, W) from `maps_on_image` and `routing_maps`, for this image.
+        lengths: (J,) of the class capsules.
+        entropies: (R,) from `coupling_entropy`, one for each iteration.
+        class_names: J names.
+        top: the number of classes.
+        title: of the figure.
     """
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import PowerNorm
@@ -113,7 +123,7 @@ def figure_routing(
     heat, lengths = torch.nan_to_num(heat.detach().float().cpu()), lengths.detach().float().cpu()
     chosen = lengths.argsort(descending=True, stable=True)[:top].tolist()
     R = len(heat)
-    # Every child couples a little to every class: the square keeps that from outshining where routing is decided.
+    # Every child couples a little to every class: the square makes those couplings dark.
     scale = ScalarMappable(PowerNorm(2, 0, max(float(heat[:, chosen].max()), 1e-12)), STYLE["heat"])
     width, height = 1.7 * (1 + len(chosen)) + 0.9, R * 1.6 * aspect_of(image) + 0.9
     figure = new_figure(max(width, 4.8), height, title)
@@ -122,7 +132,7 @@ def figure_routing(
     rows = [
         [
             Tile(image, "Input") if row == 0 else None,
-            *(Tile(_glow(image, heat[row, j], scale), "" if row else head) for j, head in zip(chosen, heads)),
+            *(Tile(_blend(image, heat[row, j], scale), "" if row else head) for j, head in zip(chosen, heads)),
         ]
         for row in range(R)
     ]
@@ -131,14 +141,14 @@ def figure_routing(
         words = [f"{each}\nentropy {float(entropies[row]):.3f}" for row, each in enumerate(words)]
     axes = show_tiles(figure, rows, words, side=1.5)
     bar = figure.colorbar(scale, ax=axes, shrink=0.6, pad=0.02, ticks=MaxNLocator(4))
-    bar.set_label("Coupling × child's length", fontsize=STYLE["small"], color=STYLE["ink"])
+    bar.set_label("Coupling × capsule length", fontsize=STYLE["small"], color=STYLE["ink"])
     bar.ax.tick_params(labelsize=STYLE["small"], colors=STYLE["quiet"], length=2)
     bar.outline.set_visible(False)
     return figure
 
 
-def _glow(image: Tensor, heat_HW: Tensor, scale: ScalarMappable) -> np.ndarray:
-    """The heat's colours as light on the darkened grey image: where there is no heat, the image is seen as it is."""
+def _blend(image: Tensor, heat_HW: Tensor, scale: ScalarMappable) -> np.ndarray:
+    """Add the heat map's colours to the darkened grey image."""
     finer = max(1, round(160 / max(heat_HW.shape)))
     size = [finer * side for side in heat_HW.shape]
     smooth = functional.interpolate(heat_HW[None, None], size=size, mode="bilinear", align_corners=False)[0, 0]

@@ -1,18 +1,39 @@
-"""A page that stands alone: inline style, pictures inside, no script, nothing fetched. All text given is escaped."""
+"""HTML pages in one file: inline style, embedded pictures, no script, nothing fetched. All text is escaped.
+
+page(title, sections)           the document
+section(title, *parts)          a heading, and parts that the functions below return
+paragraph(text), code(text)
+table(rows, header=(), fold=40) the first column holds row names; with a header, the other columns are numbers; tables
+                                with more than `fold` rows are collapsed
+picture(figure, alt, caption)
+"""
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Sequence
-from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from jinja2 import Environment, StrictUndefined
 
 from torchcaps.explain.style import png_bytes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-CSS = """
+__all__ = ["code", "page", "paragraph", "picture", "section", "table"]
+
+# The security policy makes browsers refuse to load or run anything from elsewhere.
+TEMPLATE = """\
+{% macro page(title, sections) -%}
+<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
+<link rel="icon" href="data:,">
+<title>{{ title }}</title>
+<style>
 :root { color-scheme: light dark; --ink: #1d1d1f; --quiet: #62626a; --page: #fafafa; --card: #fff; --line: #e0e0e4; }
 @media (prefers-color-scheme: dark) {
   :root { --ink: #ececf0; --quiet: #a0a0aa; --page: #161618; --card: #1f1f23; --line: #37373d; }
@@ -36,69 +57,61 @@ td.number, th.number { text-align: right; }
 pre { overflow-x: auto; padding: .8rem; background: var(--card); border: 1px solid var(--line); border-radius: .4rem;
   font-size: .85rem; overflow-wrap: normal; }
 summary { cursor: pointer; margin: .5rem 0; }
-""".strip()
-
-# The policy makes a browser refuse what the page must not do anyway: load or run anything from elsewhere.
-_HEAD = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
-<link rel="icon" href="data:,">
-<title>{title}</title>
-<style>
-{css}
 </style>
 </head>
 <body>
-<h1>{title}</h1>
+<h1>{{ title }}</h1>
+{{ sections | join("\n") }}
+</body>
+</html>
+{% endmacro %}
+
+{% macro section(title) -%}
+<section>
+<h2>{{ title }}</h2>
+{{ varargs | join("\n") }}
+</section>
+{%- endmacro %}
+
+{% macro paragraph(text) %}<p>{{ text }}</p>{% endmacro %}
+
+{% macro code(text) %}<pre>{{ text }}</pre>{% endmacro %}
+
+{% macro image(data, width, alt, caption) -%}
+<figure><div class="scroll"><img alt="{{ alt }}" style="max-width: {{ width }}px; min-width: {{ [width, 520] | min }}px"
+src="data:image/png;base64,{{ data }}"></div>
+{%- if caption %}
+<figcaption>{{ caption }}</figcaption>
+{%- endif %}</figure>
+{%- endmacro %}
+
+{% macro cells(tag, words, number) -%}
+{% for word in words %}<{{ tag }}{% if number %} class="number"{% endif %}>{{ word }}</{{ tag }}>{% endfor %}
+{%- endmacro %}
+
+{% macro table(rows, header=(), fold=40) -%}
+{% if rows | length > fold %}<details><summary>All {{ rows | length }} rows</summary>
+{% endif -%}
+<div class="scroll"><table>
+{%- if header %}
+<tr><th>{{ header[0] }}</th>{{ cells("th", header[1:], true) }}</tr>
+{%- endif %}
+{%- for row in rows %}
+<tr><th>{{ row[0] }}</th>{{ cells("td", row[1:], header) }}</tr>
+{%- endfor %}
+</table></div>
+{%- if rows | length > fold %}
+</details>
+{%- endif %}
+{%- endmacro %}
 """
-
-
-def page(title: str, sections: Iterable[str]) -> str:
-    """The whole document, from sections that `section` made."""
-    return _HEAD.format(title=escape(title), css=CSS) + "\n".join(sections) + "\n</body>\n</html>\n"
-
-
-def section(title: str, *parts: str) -> str:
-    """A heading and what follows it; the parts are HTML already."""
-    return "\n".join(["<section>", f"<h2>{escape(title)}</h2>", *parts, "</section>"])
-
-
-def paragraph(text: str) -> str:
-    return f"<p>{escape(text)}</p>"
-
-
-def code(text: str) -> str:
-    return f"<pre>{escape(text)}</pre>"
+# Autoescape escapes every text, and leaves what the macros themselves return as it is.
+_MACROS: Any = Environment(autoescape=True, undefined=StrictUndefined).from_string(TEMPLATE).module
+page, section, table = _MACROS.page, _MACROS.section, _MACROS.table
+paragraph, code = _MACROS.paragraph, _MACROS.code
 
 
 def picture(figure: Figure, alt: str, caption: str = "") -> str:
-    """A figure as an image: on a phone it scrolls sideways rather than shrink until its labels cannot be read."""
+    """Embed a figure; on a small screen it scrolls sideways, so that its labels stay readable."""
     width = round(96 * figure.get_figwidth())
-    data = base64.b64encode(png_bytes(figure)).decode()
-    words = f"\n<figcaption>{escape(caption)}</figcaption>" if caption else ""
-    return (
-        f'<figure><div class="scroll"><img alt="{escape(alt)}" style="max-width: {width}px; '
-        f'min-width: {min(width, 520)}px" src="data:image/png;base64,{data}"></div>{words}</figure>'
-    )
-
-
-def table(rows: Sequence[Sequence[str]], header: Sequence[str] = (), fold: int = 40) -> str:
-    """The first column names, the others are numbers when there is a header; more than `fold` rows are folded away."""
-    cell = ' class="number"' if header else ""
-    lines = [_row("th", header, cell)] if header else []
-    lines += [f"<tr><th>{escape(first)}</th>{_cells('td', rest, cell)}</tr>" for first, *rest in rows]
-    whole = '<div class="scroll"><table>\n' + "\n".join(lines) + "\n</table></div>"
-    if len(rows) <= fold:
-        return whole
-    return f"<details><summary>All {len(rows)} rows</summary>\n{whole}\n</details>"
-
-
-def _row(tag: str, words: Sequence[str], cell: str) -> str:
-    return f"<tr><{tag}>{escape(words[0])}</{tag}>{_cells(tag, words[1:], cell)}</tr>"
-
-
-def _cells(tag: str, words: Sequence[str], cell: str) -> str:
-    return "".join(f"<{tag}{cell}>{escape(word)}</{tag}>" for word in words)
+    return _MACROS.image(base64.b64encode(png_bytes(figure)).decode(), width, alt, caption)

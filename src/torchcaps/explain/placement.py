@@ -1,12 +1,12 @@
-"""How a class stands in an image, and what follows from it: views, drawings, sweeps in degrees and pixels."""
+"""Placement of classes in an image (position, angle, scale): readings, aligned views, reconstructions, sweeps."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeGuard
+from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from torchcaps.capsules import length
 from torchcaps.errors import UserError
@@ -15,26 +15,26 @@ from torchcaps.geometry import Affine, view
 from torchcaps.models import Placement, PoseCaps
 from torchcaps.models.evaluating import evaluating
 
-LOOK_AT = 64  # images at once: each of them is seen through the whole lattice
+BATCH = 64  # images; each is transformed by every pose of the lattice
 _STEPS = range(-5, 6)
 _FACTORS = tuple(2 ** (step / 10) for step in _STEPS)  # 0.71 … 1.41, by equal factors
 POSE_SWEEP: dict[str, tuple[float, ...]] = {
-    "angle": tuple(8.0 * step for step in _STEPS),  # −40 … 40 degrees more
-    "scale": _FACTORS,  # times as large
-    "x": tuple(1.2 * step for step in _STEPS),  # −6 … 6 pixels further
+    "angle": tuple(8.0 * step for step in _STEPS),  # added: −40 … 40 degrees
+    "scale": _FACTORS,  # multiplied
+    "x": tuple(1.2 * step for step in _STEPS),  # added: −6 … 6 pixels
     "y": tuple(1.2 * step for step in _STEPS),
     "stretch": _FACTORS,
     "shear": tuple(0.08 * step for step in _STEPS),
 }
 
 
-class Read(NamedTuple):
-    """What a model read in N images.
+class PoseReading(NamedTuple):
+    """Lengths, capsules and placements of all classes in N images.
 
     Attributes:
-        lengths: (N, J) how present each class is.
+        lengths: (N, J) of the class capsules.
         capsules: (N, J, D).
-        placement: each (N, J).
+        placement: of each class, each field (N, J).
     """
 
     lengths: Tensor
@@ -42,15 +42,15 @@ class Read(NamedTuple):
     placement: Placement
 
 
-class Standing(NamedTuple):
-    """N classes as they stand, each in an image.
+class PlacementReading(NamedTuple):
+    """Length, capsule and placement of one class in each of N images.
 
     Attributes:
         images: (N, C, H, W).
-        classes: (N,) ids.
-        lengths: (N,) how present each is.
+        classes: (N,) class ids.
+        lengths: (N,) of their capsules.
         capsules: (N, D).
-        placement: each (N,).
+        placement: of that class, each field (N,).
     """
 
     images: Tensor
@@ -60,100 +60,95 @@ class Standing(NamedTuple):
     placement: Placement
 
 
-def has_placement(model: nn.Module) -> TypeGuard[PoseCaps]:
-    """Tell whether a model sees images through a lattice of poses, and says how each class stands."""
-    return all(hasattr(model, name) for name in ("lattice", "look", "place", "affine"))
-
-
 def lattice_lengths(model: PoseCaps, image: Tensor) -> Tensor:
-    """Measure the class capsules through each pose of the lattice, even if the model itself searches fewer.
+    """Measure the lengths of the class capsules at every pose of the lattice, even if the model itself searches fewer.
 
     Args:
-        model: it has A angles and S scales in its lattice.
+        model: with A angles and S scales in its lattice.
         image: (C, H, W) in [0, 1].
 
     Returns:
-        (A, S, J) lengths, the largest over stretches and shears where the lattice has those.
+        (A, S, J) lengths, the maximum over stretches and shears if the lattice has any.
     """
     with evaluating(model):
-        asked = image[None].to(model.device)
-        seen = model.look_through(asked, model.lattice.poses().to(asked))
+        batch = image[None].to(model.device)
+        seen = model.look_through(batch, model.lattice.poses().to(batch))
         return length(seen.capsules)[0].unflatten(0, model.lattice.shape).amax((2, 3))
 
 
-def read_poses(model: PoseCaps, images: Tensor) -> Read:
-    """Read what is in images (N, C, H, W) and how it stands; nothing is drawn."""
+def read_poses(model: PoseCaps, images: Tensor) -> PoseReading:
+    """Read lengths, capsules and placements of all classes in images (N, C, H, W); nothing is reconstructed."""
     parts = []
     with evaluating(model):
-        for some in images.split(LOOK_AT):
-            seen = model.look(some.to(model.device))
+        for batch in images.split(BATCH):
+            seen = model.look(batch.to(model.device))
             weights_BGJ, lengths_BJ, capsules_BJD = model.aggregate(seen)
-            parts.append(Read(lengths_BJ, capsules_BJD, model.place(seen, weights_BGJ)))
+            parts.append(PoseReading(lengths_BJ, capsules_BJD, model.place(seen, weights_BGJ)))
     lengths, capsules, placements = zip(*parts)
     placement = Placement._make(None if part[0] is None else torch.cat(part) for part in zip(*placements))
-    return Read(torch.cat(lengths), torch.cat(capsules), placement)
+    return PoseReading(torch.cat(lengths), torch.cat(capsules), placement)
 
 
-def stand(model: PoseCaps, images: Tensor, classes: Tensor | None = None) -> Standing:
-    """Read how one class stands in each image.
+def read_placements(model: PoseCaps, images: Tensor, classes: Tensor | None = None) -> PlacementReading:
+    """Read the placement of one class in each image.
 
     Args:
-        model: what reads.
+        model: reads placements.
         images: (N, C, H, W) in [0, 1].
-        classes: (N,) ids; by default the most present class of each image.
+        classes: (N,) class ids; by default the longest capsule's of each image.
     """
     images = images.to(model.device)
     seen = read_poses(model, images)
     classes = seen.lengths.argmax(-1) if classes is None else classes.to(model.device)
     each = torch.arange(len(images), device=model.device), classes
-    placement = _changed(seen.placement, lambda part: part[each])
-    return Standing(images, classes, seen.lengths[each], seen.capsules[each], placement)
+    placement = _map(seen.placement, lambda part: part[each])
+    return PlacementReading(images, classes, seen.lengths[each], seen.capsules[each], placement)
 
 
 def runner_up(lengths_J: Tensor, shown: int) -> int | None:
-    """The most present class beside the one shown; None if there is no other."""
+    """Return the class of the longest capsule other than the one shown; None if there is no other."""
     others = lengths_J.argsort(descending=True, stable=True).tolist()
     return next((index for index in others if index != shown), None)
 
 
-def canonical_views(model: PoseCaps, stands: Standing) -> Tensor:
-    """(N, C, H, W) the images as seen through the poses that were read: each class upright, in the middle."""
+def canonical_views(model: PoseCaps, reading: PlacementReading) -> Tensor:
+    """Undo the placement: (N, C, H, W) with each class upright, centred and of mean size."""
     with evaluating(model):
-        pose = model.affine(stands.placement)
+        pose = model.affine(reading.placement)
         through = Affine(pose.linear[:, None], pose.shift[:, None])
-        return view(stands.images, through, model.image_shape[1:])[:, 0]
+        return view(reading.images, through, model.image_shape[1:])[:, 0]
 
 
-def draw_upright(model: PoseCaps, stands: Standing) -> Tensor:
-    """(N, C, H, W) what the decoder makes of each capsule, before it is turned, enlarged and moved."""
+def draw_upright(model: PoseCaps, reading: PlacementReading) -> Tensor:
+    """Reconstruct each capsule upright, before its placement is applied: (N, C, H, W)."""
     _check_draws(model, "draw_upright")
     with evaluating(model):
-        return model.draw_upright(stands.capsules, stands.classes)
+        return model.draw_upright(reading.capsules, reading.classes)
 
 
-def draw_placed(model: PoseCaps, stands: Standing) -> Tensor:
-    """(N, C, H, W) what the decoder makes of each capsule, where and how it stands."""
+def draw_placed(model: PoseCaps, reading: PlacementReading) -> Tensor:
+    """Reconstruct each capsule in its placement: (N, C, H, W)."""
     _check_draws(model, "draw_placed")
     with evaluating(model):
-        return model.draw(stands.capsules, stands.classes, model.affine(stands.placement))
+        return model.draw(reading.capsules, reading.classes, model.affine(reading.placement))
 
 
 def sweep_pose(
     model: PoseCaps, image: Tensor, target: int | None = None, sweeps: dict[str, tuple[float, ...]] = POSE_SWEEP
 ) -> dict[str, Tensor]:
-    """Draw a class turned, enlarged and moved further than it stands.
+    """Reconstruct a class with one part of its placement changed at a time.
 
     Args:
-        model: what draws.
+        model: with a decoder.
         image: (C, H, W) in [0, 1].
-        target: the class; by default the most present one.
-        sweeps: V values of each part of the pose. Scale and stretch are multiplied by them, to others they are added.
+        target: the class; by default that of the longest capsule.
+        sweeps: V values for each part. Scale and stretch are multiplied by them; they are added to the others.
 
     Returns:
         (V, C, H, W) for each part that the model reads.
     """
     _check_draws(model, "sweep_pose")
-    seen = _stand_alone(model, image, target)
+    seen = _read_one(model, image, target)
     drawn = {}
     with evaluating(model):
         for name, values in sweeps.items():
@@ -168,31 +163,31 @@ def sweep_pose(
 
 
 def sweep_capsule(model: PoseCaps, image: Tensor, target: int | None = None, values: Sequence[float] = SWEEP) -> Tensor:
-    """Change one dimension of a class capsule at a time, and draw it where and how it stands.
+    """Change one dimension of a class capsule at a time, and reconstruct it in its placement.
 
     Args:
-        model: what draws.
+        model: with a decoder.
         image: (C, H, W) in [0, 1].
-        target: the class; by default the most present one.
+        target: the class; by default that of the longest capsule.
         values: V shares of the capsule's length, each added to each of the D dimensions in turn.
 
     Returns:
         (D, V, C, H, W).
     """
     _check_draws(model, "sweep_capsule")
-    seen = _stand_alone(model, image, target)
+    seen = _read_one(model, image, target)
     with evaluating(model):
         D, V = seen.capsules.shape[-1], len(values)
         changed = seen.capsules + seen.lengths * shifts(values, D).to(seen.capsules).flatten(0, 1)
-        pose = model.affine(_changed(seen.placement, lambda part: part.expand(D * V)))
+        pose = model.affine(_map(seen.placement, lambda part: part.expand(D * V)))
         return model.draw(changed, seen.classes.expand(D * V), pose).unflatten(0, (D, V))
 
 
-def _stand_alone(model: PoseCaps, image: Tensor, target: int | None) -> Standing:
-    return stand(model, image[None], None if target is None else torch.tensor([target]))
+def _read_one(model: PoseCaps, image: Tensor, target: int | None) -> PlacementReading:
+    return read_placements(model, image[None], None if target is None else torch.tensor([target]))
 
 
-def _changed(placement: Placement, change: Callable[[Tensor], Tensor]) -> Placement:
+def _map(placement: Placement, change: Callable[[Tensor], Tensor]) -> Placement:
     return Placement._make(None if part is None else change(part) for part in placement)
 
 

@@ -1,4 +1,4 @@
-"""What the decoder draws from the capsule of one class or another (figures 3 and 5 of Sabour et al. 2017)."""
+"""Reconstructions from the capsule of one class or another (figures 3 and 5 of Sabour et al. 2017)."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchcaps.explain.needs import needs_decoder
+from torchcaps.explain.require import require_decoder
 from torchcaps.losses import multi_hot
 from torchcaps.metrics.classification import predicted_classes
 from torchcaps.models.evaluating import evaluating
 
 
 class Reconstructions(NamedTuple):
-    """An image as its true, its predicted and a wrong class describe it, and which classes those are.
+    """Images reconstructed from their true, their predicted and a wrong class.
 
-    lengths         (B, J)        the class capsules' lengths
-    true            (B, J) bool   None when no targets were given, and so is from_true
-    predicted       (B, J) bool   the longest capsule; with multi-hot targets, all from a length of 0.5 on
-    wrong           (B, J) bool   the runner-up: the longest capsule that is neither true nor predicted; where there is
-                                  no such class the longest that is not true, and no class at all where all are
-    from_true, from_predicted, from_wrong   (B, C, H, W)
+    Attributes:
+        lengths: (B, J) lengths of the class capsules.
+        true: (B, J) bool; None without targets, and so is from_true.
+        predicted: (B, J) bool: the longest capsule; with multi-hot targets, all of length 0.5 or more.
+        wrong: (B, J) bool, the runner-up: the longest capsule that is neither true nor predicted; if there is none,
+            the longest that is not true; no class if all are true.
+        from_true, from_predicted, from_wrong: (B, C, H, W) reconstructions.
     """
 
     lengths: Tensor
@@ -41,10 +42,12 @@ class Reconstructions(NamedTuple):
 def reconstructions(model: nn.Module, images: Tensor, targets: Tensor | None = None) -> Reconstructions:
     """Decode each image from its true, its predicted and a wrong class.
 
-    images   (B, C, H, W) in [0, 1]
-    targets  (B,) class ids, (B, J) multi-hot, or None where the truth is not known
+    Args:
+        model: routes a grid of primary capsules and has a decoder.
+        images: (B, C, H, W) in [0, 1].
+        targets: (B,) class ids, (B, J) multi-hot, or None if unknown.
     """
-    capsnet = needs_decoder(model, "reconstructions")
+    capsnet = require_decoder(model, "reconstructions")
     with evaluating(model):
         parents = capsnet.classes(capsnet.children_of(images.to(capsnet.device)))
         lengths = parents.activation

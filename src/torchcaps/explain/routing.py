@@ -1,4 +1,4 @@
-"""Where in the image the children sit that were routed to a class, iteration by iteration."""
+"""Where in the image the primary capsules sit that were routed to a class, iteration by iteration."""
 
 from __future__ import annotations
 
@@ -7,27 +7,39 @@ from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
 from torchcaps.errors import UserError
-from torchcaps.explain.needs import needs_capsules
+from torchcaps.explain.receptive_field import receptive_field
+from torchcaps.explain.require import require_capsules
 from torchcaps.models import CapsuleModel
 from torchcaps.models.evaluating import evaluating
 
 
 def routing_couplings(model: nn.Module, images: Tensor, iterations: int | None = None) -> Tensor:
-    """(R, B, I, J): the couplings of iterations 1 to R, as many as the model was trained with unless told.
+    """Return the couplings of every routing iteration.
 
-    images  (B, C, H, W) in [0, 1]
+    Args:
+        model: routes a grid of primary capsules.
+        images: (B, C, H, W) in [0, 1].
+        iterations: R; by default the number that the model was trained with.
+
+    Returns:
+        (R, B, I, J).
     """
-    return _route(needs_capsules(model, "routing_couplings"), images, iterations)[1]
+    return _route(require_capsules(model, "routing_couplings"), images, iterations)[1]
 
 
 def routing_maps(model: nn.Module, images: Tensor, iterations: int | None = None, *, weighted: bool = True) -> Tensor:
-    """How much of each class comes from where in the grid of primary capsules, per iteration.
+    """Sum the couplings over capsule types: how much of each class comes from each cell of the grid.
 
-    images    (B, C, H, W) in [0, 1]
-    weighted  sum over types of coupling × the child's length; otherwise of the couplings alone
-    returns   (R, B, J, H', W') with (H', W') = model.grid; `maps_on_image` brings it to image size
+    Args:
+        model: routes a grid of primary capsules.
+        images: (B, C, H, W) in [0, 1].
+        iterations: R; by default the number that the model was trained with.
+        weighted: multiply each coupling by the length of its primary capsule.
+
+    Returns:
+        (R, B, J, H', W') with (H', W') = model.grid; `maps_on_image` brings it to image size.
     """
-    capsnet = needs_capsules(model, "routing_maps")
+    capsnet = require_capsules(model, "routing_maps")
     children, couplings_RBIJ = _route(capsnet, images, iterations)
     R, B, _, J = couplings_RBIJ.shape
     if weighted:
@@ -38,39 +50,43 @@ def routing_maps(model: nn.Module, images: Tensor, iterations: int | None = None
 
 
 def coupling_entropy(couplings: Tensor) -> Tensor:
-    """How undecided the children are, in nats: log J when they couple to all parents alike, 0 when each has chosen one.
+    """Compute the mean entropy of the couplings in nats: log J if uniform, 0 if each child chose one parent.
 
-    couplings  (..., I, J)  summing to 1 over J; what a leaky coupling keeps to itself counts as one more parent
-    returns    (...)        the mean over children
+    Args:
+        couplings: (..., I, J), summing to 1 over J; what leaky routing leaves uncoupled counts as one more parent.
+
+    Returns:
+        (...) means over children.
     """
     kept = (1 - couplings.sum(-1, keepdim=True)).clamp_min(0)
     chances = torch.cat([couplings, kept], dim=-1)
-    return torch.special.entr(chances).sum(-1).mean(-1).abs()  # rounding may leave it a hair below 0
+    return torch.special.entr(chances).sum(-1).mean(-1).abs()  # rounding may leave it slightly below 0
 
 
 def maps_on_image(model: nn.Module, maps: Tensor) -> Tensor:
-    """Bring maps over the grid of primary capsules to image size, each child at the pixels it looks at.
+    """Bring maps over the grid of primary capsules to image size.
 
-    A child is drawn as a tent around the centre of its receptive field. Stretching the grid over the whole image would
-    put it in the wrong place: without padding, no child is centred near the edge.
+    A capsule is drawn as a tent around the centre of its receptive field. Stretching the grid over the whole image
+    would be wrong: without padding, no receptive field is centred near the edge.
 
-    maps     (..., H', W')
-    returns  (..., H, W)
+    Args:
+        model: with the grid and the receptive fields.
+        maps: (..., H', W').
+
+    Returns:
+        (..., H, W).
     """
-    capsnet = needs_capsules(model, "maps_on_image")
+    capsnet = require_capsules(model, "maps_on_image")
     down, across = (_tents(capsnet, axis).to(maps) for axis in (0, 1))
     return down.T @ maps @ across
 
 
 def _tents(model: CapsuleModel, axis: int) -> Tensor:
-    """(cells, pixels) along one axis of the grid: 1 at the centre of a cell's receptive field, 0 from the next on."""
-    centres, spacing = torch.arange(model.grid[axis]).float(), 1
-    for conv in reversed(model.convolutions):
-        kernel, stride, padding = conv.kernel_size[axis], conv.stride[axis], int(conv.padding[axis])
-        centres = centres * stride - padding + (kernel - 1) / 2
-        spacing *= stride
+    """(cells, pixels) along an axis of the grid: 1 at the centre of a cell's receptive field, 0 from the next on."""
+    start, stride, field = receptive_field(model, axis)
+    centres = torch.arange(model.grid[axis]).float() * stride + start + (field - 1) / 2
     pixels = torch.arange(model.image_shape[1 + axis])
-    return (1 - (pixels - centres[:, None]).abs() / spacing).clamp_min(0)
+    return (1 - (pixels - centres[:, None]).abs() / stride).clamp_min(0)
 
 
 def _route(model: CapsuleModel, images: Tensor, iterations: int | None) -> tuple[Capsules, Tensor]:

@@ -1,4 +1,4 @@
-"""Stroke width measured from pixels: what a model that reads thickness is calibrated against, and checked with."""
+"""Stroke width measured from pixels, to calibrate and check models that read thickness."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-LOW, HIGH = 0.25, 0.75  # of the largest brightness: from ground to stroke
-FAINTEST = 0.1  # brightness of an image with strokes in it, at least
-COMPACT = 2.0  # area over width²: below it the shape is a blob and not a stroke; a disc has π/4
+LOW, HIGH = 0.25, 0.75  # relative to the maximum brightness: from background to stroke
+MIN_BRIGHTNESS = 0.1  # of an image that contains strokes
+MIN_ELONGATION = 2.0  # area over width²; below it the shape is a blob; a disc has π/4
 
 
 def stroke_width(images: Tensor) -> Tensor:
-    """Measure the mean width of bright strokes on a dark ground.
+    """Measure the mean width of bright strokes on a dark background.
 
     All points within w / 2 of a curve cover an area A = P w / 2 − χ π w² / 4, with P the perimeter and χ the Euler
-    number, the number of pieces less the number of holes (Steiner's formula; exact for smooth curves whose strokes do
-    not meet). Solved for w:
+    number, components minus holes (Steiner's formula; exact for smooth curves whose strokes do not meet). Solved for w:
 
         w = 2 A / (P / 2 + √(P² / 4 − π χ A))
 
@@ -31,21 +30,21 @@ def stroke_width(images: Tensor) -> Tensor:
         images: (B, C, H, W) in [0, 1]; the channels are averaged.
 
     Returns:
-        (B,) pixels; NaN for images without strokes: blank ones, blobs, and those of which more than half is bright.
+        (B,) pixels; NaN for images without strokes: blank images, blobs, and images of which more than half is bright.
     """
     grey = images.float().mean(1)
     brightest = grey.amax((1, 2), keepdim=True)
-    ink = ((grey / brightest.clamp_min(FAINTEST) - LOW) / (HIGH - LOW)).clamp(0, 1)
+    ink = ((grey / brightest.clamp_min(MIN_BRIGHTNESS) - LOW) / (HIGH - LOW)).clamp(0, 1)
     area, perimeter = ink.sum((1, 2)), _perimeter(ink)
     half = perimeter / 2
     width = 2 * area / (half + (half.square() - math.pi * euler_number(ink > 0.5) * area).clamp_min(0).sqrt())
     half_full = math.prod(ink.shape[1:]) / 2
-    stroke = (brightest[:, 0, 0] >= FAINTEST) & (area >= COMPACT * width.square()) & (area <= half_full)
+    stroke = (brightest[:, 0, 0] >= MIN_BRIGHTNESS) & (area >= MIN_ELONGATION * width.square()) & (area <= half_full)
     return torch.where(stroke, width, torch.nan)
 
 
 def euler_number(mask: Tensor) -> Tensor:
-    """Count pieces less holes of a mask (B, H, W), diagonal neighbours joined, by its 2×2 squares (Gray 1971): (B,)."""
+    """Count components minus holes of masks (B, H, W), 8-connected, by their 2×2 squares (Gray 1971): (B,)."""
     a, b, c, d = _squares(mask.float())
     filled = a + b + c + d
     diagonal = (filled == 2) & (a == d)
@@ -54,12 +53,12 @@ def euler_number(mask: Tensor) -> Tensor:
 
 
 def _perimeter(ink: Tensor) -> Tensor:
-    """The sum of |gradient| over all 2×2 squares of (B, H, W), by differences along both diagonals: (B,)."""
+    """Sum |gradient| over all 2×2 squares of (B, H, W), by differences along both diagonals: (B,)."""
     a, b, c, d = _squares(ink)
     return (((a - d).square() + (b - c).square()) / 2).sqrt().sum((1, 2))
 
 
 def _squares(values: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The corners of all 2×2 squares of (B, H, W), a ring of zeros around them: each (B, H + 1, W + 1)."""
+    """Return the corners of all 2×2 squares of (B, H, W), padded with zeros: each (B, H + 1, W + 1)."""
     around = F.pad(values, (1, 1, 1, 1))
     return around[:, :-1, :-1], around[:, :-1, 1:], around[:, 1:, :-1], around[:, 1:, 1:]

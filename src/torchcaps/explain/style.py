@@ -1,4 +1,4 @@
-"""How every figure looks, in one place; nothing here touches matplotlib's global settings."""
+"""The common style of all figures; matplotlib's global settings stay unchanged."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ STYLE: dict[str, Any] = {
     "ink": "#262626",
     "quiet": "#6e6e6e",
     "faint": "#d8d8d8",
-    "main": "#0072b2",  # blue and vermilion of Okabe and Ito: told apart by every kind of colour vision
+    "main": "#0072b2",  # blue and vermilion of Okabe and Ito: distinguishable with every kind of colour vision
     "second": "#d55e00",
     "counts": "Blues",
     "heat": "inferno",
 }
 
-TALLEST = 3.0  # height over width that a page holds
+MAX_ASPECT = 3.0  # height over width that fits a page
 
 
 def new_figure(width: float, height: float, title: str = "") -> Figure:
-    """An empty figure, in inches, that lays itself out; the title is wrapped to its width."""
+    """Create an empty figure, in inches, with constrained layout; the title is wrapped to its width."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")
@@ -45,7 +45,7 @@ def new_figure(width: float, height: float, title: str = "") -> Figure:
 
 
 def plain_axes(axes: Axes, x: str = "", y: str = "") -> Axes:
-    """Two thin spines, quiet ticks, labelled axes."""
+    """Style axes: two thin spines, grey ticks, labels."""
     for side, spine in axes.spines.items():
         spine.set_visible(side in ("left", "bottom"))
         spine.set_color(STYLE["faint"])
@@ -56,7 +56,7 @@ def plain_axes(axes: Axes, x: str = "", y: str = "") -> Axes:
 
 
 def image_axes(axes: Axes, image: Tensor | None = None, label: str = "", colour: str | None = None) -> Axes:
-    """Axes that hold nothing but an image, with a label above."""
+    """Style axes for an image alone, with a label above."""
     axes.set_xticks([])
     axes.set_yticks([])
     for spine in axes.spines.values():
@@ -70,7 +70,13 @@ def image_axes(axes: Axes, image: Tensor | None = None, label: str = "", colour:
 
 
 class Tile(NamedTuple):
-    """One of many images in a figure: (C, H, W), or (H, W, 3) as it is; its label stands above it."""
+    """One of many images in a figure.
+
+    Attributes:
+        image: (C, H, W) tensor, or (H, W, 3) array.
+        label: written above it.
+        colour: of label and frame; the default's if None.
+    """
 
     image: Tensor | np.ndarray
     label: str = ""
@@ -84,13 +90,20 @@ def show_tiles(
     side: float = 0.85,
     upright: bool = False,
 ) -> Axes:
-    """Rows of images, `side` inches wide, with a name left of each row, turned unless `upright`; all on one pair of
-    axes, measured in inches, as axes for each image would take longer to draw."""
+    """Draw rows of images on one axes, which is faster than an axes for each image.
+
+    Args:
+        figure: to draw in.
+        rows: of tiles; None leaves a gap.
+        names: of the rows, written on the left.
+        side: width of an image in inches, the unit of the axes.
+        upright: whether the names are horizontal.
+    """
     from matplotlib.patches import Rectangle
 
     axes = image_axes(figure.subplots())
-    shown = [tile.image for row in rows for tile in row if tile is not None]
-    high, gap, line = side * min(TALLEST, max(map(_aspect, shown))), 0.1, STYLE["small"] / 72 * 1.3
+    images = [_array(tile.image) for row in rows for tile in row if tile is not None]
+    high, gap, line = side * min(MAX_ASPECT, max(map(_aspect, images))), 0.1, STYLE["small"] / 72 * 1.3
     bottom = 0.0
     for number, row in enumerate(rows):
         lines = max((tile.label.count("\n") + 1 for tile in row if tile is not None and tile.label), default=0)
@@ -99,9 +112,9 @@ def show_tiles(
         for column, tile in enumerate(row):
             if tile is None:
                 continue
-            wide, tall = side * min(1, high / side / _aspect(tile.image)), min(high, side * _aspect(tile.image))
+            image = _array(tile.image)
+            wide, tall = side * min(1, high / side / _aspect(image)), min(high, side * _aspect(image))
             left, above = column * (side + gap) + (side - wide) / 2, top + (high - tall) / 2
-            image = pixels(tile.image) if isinstance(tile.image, Tensor) else tile.image
             place = (left, left + wide, above + tall, above)
             axes.imshow(image, cmap="gray", vmin=0, vmax=1, interpolation="nearest", extent=place)
             edge = tile.colour or STYLE["faint"]
@@ -120,48 +133,51 @@ def show_tiles(
 
 
 def _across(name: str, upright: bool) -> float:
-    """How wide a row's name is, in sizes of its font."""
+    """Return the width of a row's name in multiples of the font size."""
     lines = name.split("\n")
     return 0.7 * max(map(len, lines)) if upright else 1.3 * len(lines)
 
 
-def _aspect(image: Tensor | np.ndarray) -> float:
-    height, width = image.shape[-2:] if isinstance(image, Tensor) else image.shape[:2]
-    return height / width
+def _array(image: Tensor | np.ndarray) -> np.ndarray:
+    return pixels(image) if isinstance(image, Tensor) else image
+
+
+def _aspect(image: np.ndarray) -> float:
+    return image.shape[0] / image.shape[1]
 
 
 def pixels(image: Tensor) -> np.ndarray:
-    """(C, H, W) → (H, W) grey or (H, W, 3) RGB, in [0, 1]; any other number of channels is averaged to grey."""
+    """Turn (C, H, W) into (H, W) grey or (H, W, 3) RGB in [0, 1]; any other number of channels is averaged to grey."""
     image = torch.nan_to_num(image.detach().float().cpu()).clamp(0, 1)
     return image.permute(1, 2, 0).numpy() if len(image) == 3 else image.mean(0).numpy()
 
 
 def aspect_of(images: Tensor) -> float:
-    """Height over width of (…, H, W), kept within what a page can hold."""
-    return min(TALLEST, max(1 / TALLEST, _aspect(images)))
+    """Return height over width of (…, H, W), clipped to what fits a page."""
+    return min(MAX_ASPECT, max(1 / MAX_ASPECT, images.shape[-2] / images.shape[-1]))
 
 
 def shorten(name: object, room: int = 16) -> str:
-    """A class name on one line of at most `room` characters; a dollar sign stays one, and starts no formula."""
+    """Shorten a name to one line of at most `room` characters, and escape dollar signs, which would start a formula."""
     words = " ".join(str(name).split())
     if len(words) > room:
-        tail = room // 3  # names that start alike often differ at the end
+        tail = room // 3  # names with the same start often differ at the end
         words = f"{words[: room - 1 - tail].rstrip()}…{words[-tail:].lstrip()}"
     return words.replace("$", r"\$")
 
 
 def names_of(classes: Tensor, class_names: Sequence[str] | None, room: int = 16) -> str:
-    """The names of one class id (), or of several in a mask (J,): "3", "3 + 7", "none"."""
+    """Name one class id (), or the classes of a multi-hot vector (J,): "3", "3 + 7", "none"."""
     several = classes.nonzero().flatten().tolist() if classes.ndim else [int(classes)]
     names = [str(index) if class_names is None else class_names[index] for index in several]
     return shorten(" + ".join(names) or "none", room)
 
 
 def png_bytes(figure: Figure, dpi: int = 144) -> bytes:
-    """The figure as a PNG file; the same figure gives the same bytes."""
+    """Render a figure as a PNG file; the same figure gives the same bytes."""
     buffer = io.BytesIO()
     with warnings.catch_warnings():
-        # A class name in a script that the font does not cover is drawn as boxes: no reason to fail.
+        # Characters that the font lacks are drawn as boxes.
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         figure.savefig(buffer, format="png", dpi=dpi, metadata={"Software": None})
     return buffer.getvalue()

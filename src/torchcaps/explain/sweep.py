@@ -1,4 +1,4 @@
-"""What a dimension of a capsule stands for (figure 4 of Sabour et al. 2017)."""
+"""What each dimension of a class capsule encodes (figure 4 of Sabour et al. 2017)."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from torchcaps.explain.needs import needs_decoder
+from torchcaps.explain.require import require_decoder
 from torchcaps.layers import mask_capsules
 from torchcaps.models.evaluating import evaluating
 
-SWEEP = tuple(step / 20 for step in range(-5, 6))  # −0.25 … 0.25 in steps of 0.05, the paper's
+SWEEP = tuple(step / 20 for step in range(-5, 6))  # −0.25 … 0.25 in steps of 0.05, as in the paper
 
 
 def shifts(values: Sequence[float], dimensions: int) -> Tensor:
-    """(D, V, D): what is added to a pose to change dimension d, and no other, by value v."""
+    """Return (D, V, D): the vectors that change dimension d, and no other, by value v when added to a pose."""
     steps = torch.as_tensor(values, dtype=torch.float64)
     return steps[:, None] * torch.eye(dimensions, dtype=steps.dtype)[:, None]
 
@@ -25,12 +25,16 @@ def sweep(
 ) -> Tensor:
     """Change one dimension of a class capsule at a time, and decode.
 
-    images   (C, H, W), or (B, C, H, W), in [0, 1]
-    values   V numbers, each added to each of the D dimensions in turn
-    target   the class whose capsule is decoded: one for all images, or (B,); by default the longest capsule's
-    returns  (D, V, C, H, W), or (B, D, V, C, H, W) for a batch
+    Args:
+        model: routes a grid of primary capsules and has a decoder.
+        images: (C, H, W) or (B, C, H, W), in [0, 1].
+        values: V numbers, each added to each of the D dimensions in turn.
+        target: the class to decode, one for all images or (B,); by default the class of the longest capsule.
+
+    Returns:
+        (D, V, C, H, W), or (B, D, V, C, H, W) for a batch.
     """
-    capsnet = needs_decoder(model, "sweep")
+    capsnet = require_decoder(model, "sweep")
     single = images.ndim == 3
     batch = (images[None] if single else images).to(capsnet.device)
     with evaluating(model):
@@ -42,7 +46,7 @@ def sweep(
         shifts_DVD = shifts(values, D).to(parents.pose)
         V = len(values)
         poses_BDVJD = parents.pose[:, None, None] + shifts_DVD[:, :, None]
-        # Every capsule is shifted, but the decoder only ever sees the chosen one.
+        # Every capsule is shifted, but the decoder sees the target's alone.
         masked = mask_capsules(poses_BDVJD.flatten(0, 2), classes.repeat_interleave(D * V))
         decoded = capsnet.decoder(masked)  # type: ignore[misc]
         swept = decoded.view(B, D, V, *decoded.shape[1:])

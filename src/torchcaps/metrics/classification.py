@@ -1,4 +1,4 @@
-"""What was answered, and where it was wrong."""
+"""Predicted classes, accuracy, confusion, precision and recall, and the worst mistakes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,15 @@ from torchcaps.losses import multi_hot
 
 
 def predicted_classes(lengths_BJ: Tensor, several: bool = False, each: int | None = None) -> Tensor:
-    """(B, J) bool: the longest capsule, or, when there may be several classes, all from a length of 0.5 on.
+    """Predict the class of the longest capsule, or several classes.
 
-    each  where every image is known to have so many classes: that many longest capsules
+    Args:
+        lengths_BJ: (B, J) length of each class capsule.
+        several: predict every class whose capsule has a length of at least 0.5.
+        each: the number of classes in every image, if known; that many longest capsules are predicted.
+
+    Returns:
+        (B, J) bool.
     """
     if each is not None:
         return torch.zeros_like(lengths_BJ).scatter_(1, lengths_BJ.topk(each).indices, 1.0).bool()
@@ -21,35 +27,56 @@ def predicted_classes(lengths_BJ: Tensor, several: bool = False, each: int | Non
     return multi_hot(lengths_BJ.argmax(-1), lengths_BJ.shape[-1]).bool()
 
 
+def accuracy(lengths_NJ: Tensor, targets_N: Tensor) -> float:
+    """Return the share of images whose longest capsule is that of the true class."""
+    return float((lengths_NJ.argmax(-1) == targets_N.cpu()).float().mean())
+
+
+def mean_true_length(lengths_NJ: Tensor, targets_N: Tensor) -> float:
+    """Return the mean length (or probability) of the true class."""
+    return float(lengths_NJ.gather(1, targets_N.cpu()[:, None]).mean())
+
+
 def confusion_matrix(true_B: Tensor, predicted_B: Tensor, classes: int) -> Tensor:
-    """(J, J) counts: row t, column p tells how often class t was taken for class p."""
+    """Count how often class t (row) was predicted as class p (column): (J, J)."""
     cells = true_B.long() * classes + predicted_B.long()
     return torch.bincount(cells, minlength=classes * classes).view(classes, classes)
 
 
 def precision_recall(lengths_BJ: Tensor, targets_BJ: Tensor, each: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """How much of what was found is right, and how much of what is there was found, for multi-hot targets.
+    """Return precision, recall and support of each class for multi-hot targets.
 
-    returns  precision (J,), recall (J,), NaN where nothing was found or is there; images that carry the label (J,)
+    Args:
+        lengths_BJ: (B, J) length of each class capsule.
+        targets_BJ: (B, J) multi-hot.
+        each: the number of classes in every image, if known.
+
+    Returns:
+        Precision (J,) and recall (J,), NaN where a class was never predicted or never occurs; support (J,), the number
+        of images that contain the class.
     """
-    found, there = predicted_classes(lengths_BJ, several=True, each=each), targets_BJ > 0
-    right = (found & there).sum(0).float()
-    return right / found.sum(0), right / there.sum(0), there.sum(0)
+    predicted, true = predicted_classes(lengths_BJ, several=True, each=each), targets_BJ > 0
+    right = (predicted & true).sum(0).float()
+    return right / predicted.sum(0), right / true.sum(0), true.sum(0)
 
 
 def worst_mistakes(lengths_BJ: Tensor, targets: Tensor, limit: int | None = None, each: int | None = None) -> Tensor:
-    """Where the answer is wrong, most confidently wrong first.
+    """Find the wrong predictions, the most confident first.
 
-    lengths_BJ  (B, J)
-    targets     (B,) class ids, or (B, J) multi-hot
-    returns     (M,) positions in the batch, M at most `limit`
+    Args:
+        lengths_BJ: (B, J) length of each class capsule.
+        targets: (B,) class ids, or (B, J) multi-hot.
+        limit: the maximum number of mistakes to return.
+        each: the number of classes in every image, if known.
+
+    Returns:
+        (M,) positions in the batch.
     """
-    there = multi_hot(targets, lengths_BJ.shape[-1]) > 0
+    true = multi_hot(targets, lengths_BJ.shape[-1]) > 0
     several = targets.ndim == 2
-    wrong = predicted_classes(lengths_BJ, several, each) != there
-    if several:  # a class that was missed counts by how short its capsule is
-        confidence = torch.where(wrong, (there.float() - lengths_BJ).abs(), 0.0).amax(-1)
-    else:
-        confidence = lengths_BJ.amax(-1)
+    wrong = predicted_classes(lengths_BJ, several, each) != true
+    # Of several classes, a missed one counts by how short its capsule is.
+    errors = torch.where(wrong, (true.float() - lengths_BJ).abs(), 0.0) if several else lengths_BJ
+    confidence = errors.amax(-1)
     positions = wrong.any(-1).nonzero().flatten()
     return positions[confidence[positions].argsort(descending=True, stable=True)][:limit]

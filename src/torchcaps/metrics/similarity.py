@@ -1,4 +1,4 @@
-"""How like real images drawn ones are: pixel by pixel, by structure, and by what a network sees in them."""
+"""Similarity of drawn to real images: SSIM, and the kernel distance of network features."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import Tensor
 from torchcaps.models import UNet
 from torchcaps.models.tiles import predict_map
 
-WINDOW = 11  # pixels a side over which structures are compared, as usual
+WINDOW = 11  # side in pixels, the usual one
 
 
 def ssim(drawn: Sequence[Tensor], real: Sequence[Tensor]) -> float:
-    """The mean structural similarity (Wang et al. 2004) of N pairs of images (C, H, W) in [0, 1]; 1 is the same."""
+    """Compute the mean SSIM (Wang et al. 2004) of N pairs of images (C, H, W) in [0, 1]; 1 if equal."""
     from monai.metrics import SSIMMetric  # takes two seconds
 
     side = min(WINDOW, *drawn[0].shape[1:])
@@ -24,9 +24,12 @@ def ssim(drawn: Sequence[Tensor], real: Sequence[Tensor]) -> float:
 
 
 def kid(first_NF: Tensor, second_MF: Tensor) -> float:
-    """The kernel distance (Bińkowski et al. 2018) of two sets of features: 0 on average where they are of one kind.
+    """Compute the kernel inception distance (Bińkowski et al. 2018): 0 on average for equally distributed features.
 
-    An unbiased estimate, so it may be a little below 0; both sets need at least two.
+    The estimate is unbiased, so it may be slightly negative.
+
+    Args:
+        first_NF, second_MF: (N, F) and (M, F) features, with N and M at least 2.
     """
     F = first_NF.shape[1]
     x, y = first_NF.double(), second_MF.double()
@@ -37,7 +40,12 @@ def kid(first_NF: Tensor, second_MF: Tensor) -> float:
 
 
 def features_of(model: UNet, images: Sequence[Tensor]) -> Tensor:
-    """(N, F): the lowest layer's channels of each image (C, H, W) no larger than a tile, averaged over places."""
+    """Return (N, F) features: the U-Net's lowest layer, averaged over pixels.
+
+    Args:
+        model: whose features are used.
+        images: N of (C, H, W), each no larger than a tile.
+    """
     found: list[Tensor] = []
     hook = model.down[-1].register_forward_hook(lambda _, __, output: found.append(output.mean((2, 3)).cpu()))
     try:

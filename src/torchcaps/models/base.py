@@ -94,6 +94,8 @@ class ImageModel(
     """
 
     task: str = "classification"  # or "segmentation", "synthesis"
+    reads_placement: bool = False  # whether it reads the position, angle and scale of each class
+    routes_grid: bool = False  # whether it routes a grid of primary capsules to class capsules
     objective: str = "margin"  # the loss it is trained with unless a recipe says otherwise
     own_losses: Mapping[str, float] = MappingProxyType({})  # terms that its output has, and their usual weights
     arguments: dict[str, Any]  # what the model was made with: enough to make it again
@@ -201,6 +203,7 @@ class ImageModel(
 class CapsuleModel(ImageModel):
     """Base of the models that route primary capsules to one capsule for each class, and draw what one of those saw."""
 
+    routes_grid = True
     classes: DenseCaps
     decoder: Decoder | ConvDecoder | None
     grid: tuple[int, ...]  # rows and columns of the primary capsules

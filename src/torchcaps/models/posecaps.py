@@ -90,6 +90,7 @@ class PoseCaps(ImageModel):
         **about: of `ImageModel`.
     """
 
+    reads_placement = True
     own_losses: Mapping[str, float] = MappingProxyType({"disagreement": 0.1})
     search_linear: Tensor
     thickness_weight: Tensor | None

@@ -1,4 +1,4 @@
-"""Figures of the robustness suites: one for each, from the dict that the suite returned."""
+"""Figures of the robustness suites, from the dicts that the suites return."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ if TYPE_CHECKING:
 COLOURS = (STYLE["main"], STYLE["second"], "#009e73", "#cc79a7", "#222222")  # Okabe and Ito's, as in STYLE
 LINES: dict[str, Any] = {"PGD on cross-entropy": "-", "PGD": "--", "FGSM": "-.", "random signs": ":"}
 WORST = "PGD on cross-entropy"
-MANY = 2  # models: of more, only the worst attack is drawn
+MAX_MODELS_ALL_ATTACKS = 2  # for more models, only the worst attack is drawn
 MARKERS = {"max length": "o", "energy": "s", "familiarity": "D"}
-ROC_EPS = 0.1  # the strength whose ROC curves are drawn
-ROOM = 40  # letters of a model's name
+ROC_EPS = 0.1  # strength of the ROC curves
+MAX_NAME_CHARS = 40
 
 Result = Mapping[str, Any]
 
 
 def figure_affine(result: Result) -> Figure:
-    """Accuracy against rotation, shear, scale and translation."""
-    return _accuracy_panels(result, "Accuracy on images that were turned, slanted, scaled and moved")
+    """Draw accuracy over rotation, shear, scale and translation."""
+    return _accuracy_panels(result, "Accuracy on rotated, sheared, scaled and translated images")
 
 
 def figure_corruption(result: Result) -> Figure:
-    """Accuracy against noise, blur and occlusion."""
+    """Draw accuracy over noise, blur and occlusion."""
     return _accuracy_panels(result, "Accuracy on corrupted images")
 
 
 def figure_adversarial(result: Result) -> Figure:
-    """Accuracy under attack; for models with a decoder also how well their reconstructions give attacks away.
+    """Draw accuracy under attack, and detection by reconstruction error for models with a decoder.
 
-    Of more than two models only the worst attack is drawn.
+    For more than two models only the worst attack is drawn.
     """
     from matplotlib.lines import Line2D
 
-    drawn = LINES if len(result["models"]) <= MANY else {WORST: LINES[WORST]}
+    drawn = LINES if len(result["models"]) <= MAX_MODELS_ALL_ATTACKS else {WORST: LINES[WORST]}
     result = {
         **result,
         "curves": [each for each in result["curves"] if each["change"] in drawn],
@@ -63,7 +63,7 @@ def figure_adversarial(result: Result) -> Figure:
 
 
 def figure_equivariance(result: Result) -> Figure:
-    """Length of the true class (above) and angle of its pose (below) against each change."""
+    """Draw length of the true class (above) and angle of its pose (below) over each change."""
     above, below = _curves(result, "length of the true class"), _curves(result, "angle of the pose")
     rows = 2 if below else 1
     title = _title("Does the capsule stay long while its pose follows?", result)
@@ -77,44 +77,44 @@ def figure_equivariance(result: Result) -> Figure:
         _frame(axes, _linearity(curve["change"], result), None)
     _name_y(grid[0, 0], "Length or probability\nof the true class")
     if below:
-        _name_y(grid[1, 0], "Pose turned by, degrees")
+        _name_y(grid[1, 0], "Angle of the pose, degrees")
         grid[1, 0].set_ylim(bottom=0)
     _legend(figure, _names(result))
     return figure
 
 
 def figure_scrambled(result: Result) -> Figure:
-    """Accuracy and length of the true class on intact, shuffled and mirrored quadrants."""
-    return _bar_panels(result, "Does it matter where the parts are?")
+    """Draw accuracy and length of the true class on intact, shuffled and mirrored quadrants."""
+    return _bar_panels(result, "Does the arrangement of parts matter?")
 
 
 def figure_crowding(result: Result) -> Figure:
-    """Lengths and right answers for one image, two of one class, and two of two classes."""
-    return _bar_panels(result, f"Two images laid over each other, {result['apart']:g} pixels apart")
+    """Draw lengths and accuracies for one image, two of one class, and two of two classes."""
+    return _bar_panels(result, f"Two overlaid images, {result['apart']:g} pixels apart")
 
 
 def figure_unfamiliar(result: Result) -> Figure:
-    """AUROC and FPR95 for each kind of unfamiliar image: a colour for each model, a shape for each score."""
+    """Draw AUROC and FPR95 for each kind of unfamiliar image: a colour per model, a marker per score."""
     from matplotlib.lines import Line2D
 
     curves = [(*curve["measure"].split(" by ", 1), curve) for curve in result["curves"] if curve["change"] == "images"]
     scores = [score for measure, score, _ in curves if measure == "AUROC"]
     kinds = curves[0][2]["strengths"]
-    # Every model and score has a height of its own within the row, so that equal figures do not hide each other.
+    # Every model and score has its own height within the row, so that equal values do not hide each other.
     present = {(name, score) for _, score, curve in curves for name in curve["values"]}
     rows = [(name, score) for name in result["models"] for score in scores if (name, score) in present]
     high = max(0.32, 0.09 * len(rows) + 0.08)
-    figure = new_figure(8.4, high * len(kinds) + 1.4, _title("Can it tell what it was never taught?", result))
+    figure = new_figure(8.4, high * len(kinds) + 1.4, _title("Can it recognise unknown classes?", result))
     panels = dict(zip(("AUROC", "FPR95"), figure.subplots(1, 2, sharey=True, gridspec_kw={"wspace": 0.06})))
-    _shares_across(plain_axes(panels["FPR95"], "Accepted when 95 % of the test images are"))
+    _shares_across(plain_axes(panels["FPR95"], "Share accepted when 95 % of the test images are"))
     plain_axes(panels["AUROC"], "Area under the ROC curve")
     lowest = 0.5
     for measure, score, curve in curves:
         for name, values in curve["values"].items():
             step = 0.85 * ((rows.index((name, score)) + 0.5) / len(rows) - 0.5)
             heights = [row + step for row in range(len(kinds))]
-            look: dict[str, Any] = {"marker": MARKERS[score], "color": _colour(name, result), "markersize": 4.5}
-            panels[measure].plot(values, heights, linestyle="none", clip_on=False, **look)
+            style: dict[str, Any] = {"marker": MARKERS[score], "color": _colour(name, result), "markersize": 4.5}
+            panels[measure].plot(values, heights, linestyle="none", clip_on=False, **style)
             lowest = min(lowest, *values) if measure == "AUROC" else lowest
     panels["AUROC"].axvline(0.5, color=STYLE["quiet"], linewidth=0.8, linestyle=":")
     panels["AUROC"].set_xlim(lowest - 0.02, 1.02)
@@ -154,7 +154,7 @@ def _accuracy_panels(result: Result, title: str) -> Figure:
 
 
 def _bar_panels(result: Result, title: str) -> Figure:
-    """A panel for each measure: one group of bars for each kind of image, one bar for each model."""
+    """Draw a panel for each measure: a group of bars for each kind of image, a bar for each model."""
     curves, names = result["curves"], result["models"]
     rows = len(curves) // 2
     figure = new_figure(5.6 + 1.2 * (len(names) - 1), 2.4 * rows + 0.8, _title(title, result))
@@ -174,7 +174,7 @@ def _bar_panels(result: Result, title: str) -> Figure:
 
 
 def _short_figure(value: float) -> str:
-    """ ".87", without the leading zero: bars are narrow."""
+    """Format a value as ".87", without the leading zero: bars are narrow."""
     return f"{value:.2f}".lstrip("0") if value < 0.995 else "1"
 
 
@@ -194,7 +194,7 @@ def _plot(axes: Axes, curve: Result, result: Result, line: str = "-") -> None:
             clip_on=False,
         )
     axes.grid(axis="y", color=STYLE["faint"], linewidth=0.6)
-    # Angles are read in thirds of a right angle, the rest in tenths.
+    # Angles have ticks at thirds of a right angle, others at tenths.
     steps = [1, 1.5, 3, 4.5, 9, 10] if curve["unit"] == "degrees" else [1, 2, 2.5, 5, 10]
     axes.xaxis.set_major_locator(MaxNLocator(6, steps=steps))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.4g}".replace("-", "−")))
@@ -218,7 +218,7 @@ def _plot_rocs(axes: Axes, detections: Sequence[Result], result: Result) -> None
 
 
 def _shares(axes: Axes, title: str = "") -> Axes:
-    """The y axis from 0 to 100 %."""
+    """Format the y axis as 0 to 100 %."""
     from matplotlib.ticker import PercentFormatter
 
     axes.yaxis.set_major_formatter(PercentFormatter(1, symbol=" %"))
@@ -226,7 +226,7 @@ def _shares(axes: Axes, title: str = "") -> Axes:
 
 
 def _shares_across(axes: Axes) -> Axes:
-    """The x axis from 0 to 100 %."""
+    """Format the x axis as 0 to 100 %."""
     from matplotlib.ticker import PercentFormatter
 
     axes.xaxis.set_major_formatter(PercentFormatter(1, symbol=" %"))
@@ -235,7 +235,7 @@ def _shares_across(axes: Axes) -> Axes:
 
 
 def _frame(axes: Axes, title: str, bottom: float | None = 0.0) -> Axes:
-    """A small heading, and a y axis that ends a little above 1 (bottom None: wherever the data do)."""
+    """Set a small heading, and a y axis up to slightly above 1 (bottom None: the range of the data)."""
     axes.set_title(title, fontsize=STYLE["small"], color=STYLE["quiet"])
     if bottom is not None:
         axes.set_ylim(bottom, 1.02)
@@ -243,7 +243,7 @@ def _frame(axes: Axes, title: str, bottom: float | None = 0.0) -> Axes:
 
 
 def _linearity(change: str, result: Result) -> str:
-    """ "R² of a straight line 0.43 (chance 0.13)", with one figure for each model that has poses."""
+    """Format "R² of a straight line 0.43 (chance 0.13)", with one value for each model that has poses."""
     (found,) = (each for each in result["linearity"] if each["change"] == change)
     figures = ["none" if value is None else f"{value:.2f}" for value in found["values"].values()]
     return f"R² of a straight line {', '.join(figures)} (chance {found['chance']:.2f})"
@@ -254,7 +254,8 @@ def _names(result: Result, marker: bool = False) -> list[Line2D]:
 
     shape: dict[str, Any] = {"marker": "s", "linestyle": "none"} if marker else {"linewidth": 1.6}
     return [
-        Line2D([], [], color=_colour(name, result), label=shorten(name, ROOM), **shape) for name in result["models"]
+        Line2D([], [], color=_colour(name, result), label=shorten(name, MAX_NAME_CHARS), **shape)
+        for name in result["models"]
     ]
 
 
@@ -263,7 +264,7 @@ def _name_y(axes: Axes, words: str) -> None:
 
 
 def _legend(figure: Figure, handles: Sequence[Line2D]) -> None:
-    """Below the panels, in as many columns as there is room for."""
+    """Put a legend below the panels, in as many columns as fit."""
     letters = max(len(str(handle.get_label())) for handle in handles)
     room = figure.get_figwidth() * 72 / (0.6 * STYLE["small"] * letters + 5 * STYLE["small"])
     figure.legend(

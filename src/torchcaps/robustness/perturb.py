@@ -1,7 +1,7 @@
-"""Images changed by a known amount: turned, moved, blurred, taken apart.
+"""Perturbations of a known strength: geometric transforms, noise, blur, occlusion, shuffled quadrants.
 
 Every function takes a batch (B, C, H, W) of values in [0, 1] and returns another of the same shape, on the same device.
-What is left to chance comes from a generator; one on another device has its draws copied over.
+Random numbers come from the generator, which may be on another device.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ Matrix = tuple[tuple[float, float], tuple[float, float]]
 
 
 def rotate(images_BCHW: Tensor, degrees: float) -> Tensor:
-    """Turn counter-clockwise about the centre; what was outside is black."""
+    """Rotate counter-clockwise about the centre, padded with black."""
     cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
     return _resample(images_BCHW, ((cos, -sin), (sin, cos)))
 
 
 def shear(images_BCHW: Tensor, amount: float) -> Tensor:
-    """Slant: x moves by `amount` times the height above the centre."""
+    """Shear: x moves by `amount` times the height above the centre."""
     return _resample(images_BCHW, ((1.0, amount), (0.0, 1.0)))
 
 
 def scale(images_BCHW: Tensor, factor: float) -> Tensor:
-    """Enlarge about the centre; a factor below 1 makes it smaller, with black around it."""
+    """Scale about the centre, padded with black."""
     return _resample(images_BCHW, ((1 / factor, 0.0), (0.0, 1 / factor)))
 
 
 def translate(images_BCHW: Tensor, right: float, down: float = 0.0) -> Tensor:
-    """Move by pixels, black coming in; whole pixels are copied, fractions mixed from the two neighbours."""
-    return _slide(_slide(images_BCHW, right, dim=3), down, dim=2)
+    """Translate by pixels, padded with black; fractions are interpolated from the two neighbours."""
+    return _shift(_shift(images_BCHW, right, dim=3), down, dim=2)
 
 
 def affine(
@@ -47,11 +47,11 @@ def affine(
     shift_x: float = 0.0,
     shift_y: float = 0.0,
 ) -> Tensor:
-    """Scale, slant, turn and move, in this order, in one step: each step of its own would blur the image once more."""
+    """Scale, shear, rotate and translate, in this order, with one interpolation: each one blurs the image."""
     if (rotate, shear, scale, shift_x, shift_y) == (0, 0, 1, 0, 0):
         return images_BCHW
     cos, sin = math.cos(math.radians(rotate)), math.sin(math.radians(rotate))
-    # The inverse of each of them, the last one first: ((cos, −sin), (sin, cos)), ((1, shear), (0, 1)), 1 / scale.
+    # The inverses, the last transform first: ((cos, −sin), (sin, cos)), ((1, shear), (0, 1)), 1 / scale.
     inverse = (
         ((cos + shear * sin) / scale, (shear * cos - sin) / scale),
         (sin / scale, cos / scale),
@@ -60,14 +60,14 @@ def affine(
 
 
 def noise(images_BCHW: Tensor, std: float, generator: Generator = None) -> Tensor:
-    """Add Gaussian noise of this standard deviation, and clip."""
+    """Add Gaussian noise of this standard deviation, and clip to [0, 1]."""
     device = images_BCHW.device if generator is None else generator.device
     drawn = torch.randn(images_BCHW.shape, generator=generator, device=device)
     return (images_BCHW + std * drawn.to(images_BCHW)).clamp(0, 1)
 
 
 def blur(images_BCHW: Tensor, sigma: float) -> Tensor:
-    """Blur with a Gaussian of this many pixels; the border is continued outwards."""
+    """Blur with a Gaussian of `sigma` pixels; the border is replicated."""
     if sigma <= 0:
         return images_BCHW
     reach = math.ceil(3 * sigma)
@@ -81,37 +81,37 @@ def blur(images_BCHW: Tensor, sigma: float) -> Tensor:
 
 
 def occlude(images_BCHW: Tensor, side: int, generator: Generator = None) -> Tensor:
-    """Cover a square of side × side pixels with black, in each image at a place of its own, never over the edge."""
+    """Cover a random square of side × side pixels with black in each image, never over the edge."""
     B, _, H, W = images_BCHW.shape
-    top_B, left_B = (_draw(0, max(0, length - side) + 1, B, images_BCHW, generator) for length in (H, W))
+    top_B, left_B = (_randint(0, max(0, length - side) + 1, B, images_BCHW, generator) for length in (H, W))
     rows_BH, columns_BW = (_within(length, start_B, side) for length, start_B in ((H, top_B), (W, left_B)))
     return images_BCHW.masked_fill((rows_BH[:, :, None] & columns_BW[:, None, :])[:, None], 0.0)
 
 
 def scramble(images_BCHW: Tensor, generator: Generator = None) -> Tensor:
-    """The four quadrants in another order, drawn for each image among all orders but the right one.
+    """Shuffle the four quadrants of each image into a random wrong order.
 
-    Of an odd side the middle row or column stays.
+    If a side is odd, its middle row or column stays.
     """
     orders = torch.tensor(list(itertools.permutations(range(4)))[1:], device=images_BCHW.device)  # 23 × 4
-    order_B4 = orders[_draw(0, len(orders), len(images_BCHW), images_BCHW, generator)]
-    pieces_B4CHW = _quadrants(images_BCHW)
-    moved = pieces_B4CHW.gather(1, order_B4[:, :, None, None, None].expand_as(pieces_B4CHW))
-    return _put_together(images_BCHW, moved)
+    order_B4 = orders[_randint(0, len(orders), len(images_BCHW), images_BCHW, generator)]
+    quadrants_B4CHW = _quadrants(images_BCHW)
+    moved = quadrants_B4CHW.gather(1, order_B4[:, :, None, None, None].expand_as(quadrants_B4CHW))
+    return _assemble(images_BCHW, moved)
 
 
-def mirror_pieces(images_BCHW: Tensor) -> Tensor:
-    """Each quadrant where it was, but mirrored left to right."""
-    return _put_together(images_BCHW, _quadrants(images_BCHW).flip(-1))
+def mirror_quadrants(images_BCHW: Tensor) -> Tensor:
+    """Mirror each quadrant left to right, in its place."""
+    return _assemble(images_BCHW, _quadrants(images_BCHW).flip(-1))
 
 
 def thicken(images_BCHW: Tensor, steps: float) -> Tensor:
-    """Make bright strokes wider by `steps` pixels on each side, or thinner if negative.
+    """Widen bright strokes by `steps` pixels on each side, or thin them if negative.
 
-    A step takes the brightest (or darkest) of each 3×3 neighbourhood; of a fraction of a step, that share is mixed in.
+    A step takes the maximum (or minimum) of each 3×3 neighbourhood; a fraction of a step is interpolated.
     """
     sign = 1.0 if steps >= 0 else -1.0
-    images = sign * images_BCHW  # the darkest of x is the brightest of −x
+    images = sign * images_BCHW  # the minimum of x is the maximum of −x
     whole, rest = divmod(abs(steps), 1)
     for _ in range(int(whole)):
         images = F.max_pool2d(images, 3, stride=1, padding=1)
@@ -121,13 +121,13 @@ def thicken(images_BCHW: Tensor, steps: float) -> Tensor:
 
 
 def overlay(first_BCHW: Tensor, second_BCHW: Tensor) -> Tensor:
-    """Both images at once: their sum, clipped at 1."""
+    """Overlay two images: their sum, clipped at 1."""
     return (first_BCHW + second_BCHW).clamp(max=1)
 
 
 def _resample(images_BCHW: Tensor, inverse: Matrix, shift: tuple[float, float] = (0.0, 0.0)) -> Tensor:
-    """Bilinear: each place (x, y) of the result, in pixels from the centre, shows what was at `inverse` times it; all
-    of that then moved by `shift`."""
+    """Sample bilinearly: pixel (x, y) of the result, from the centre, shows what was at `inverse` · (x, y); the result
+    is then translated by `shift`."""
     B, _, H, W = images_BCHW.shape
     (xx, xy), (yx, yy) = inverse
     # The sampler counts in half widths and half heights.
@@ -139,15 +139,15 @@ def _resample(images_BCHW: Tensor, inverse: Matrix, shift: tuple[float, float] =
     return F.grid_sample(images_BCHW.to(dtype), grid_BHW2, align_corners=False).to(images_BCHW.dtype)
 
 
-def _slide(images: Tensor, pixels: float, dim: int) -> Tensor:
-    """Towards higher positions along one axis, black coming in."""
+def _shift(images: Tensor, pixels: float, dim: int) -> Tensor:
+    """Shift towards higher positions along one axis, padded with black."""
     whole = math.floor(pixels)
     rest = pixels - whole
-    near = _slide_whole(images, whole, dim)
-    return near if not rest else (1 - rest) * near + rest * _slide_whole(images, whole + 1, dim)
+    near = _shift_whole(images, whole, dim)
+    return near if not rest else (1 - rest) * near + rest * _shift_whole(images, whole + 1, dim)
 
 
-def _slide_whole(images: Tensor, pixels: int, dim: int) -> Tensor:
+def _shift_whole(images: Tensor, pixels: int, dim: int) -> Tensor:
     side = images.shape[dim]
     kept = max(0, side - abs(pixels))
     moved = torch.zeros_like(images)
@@ -157,31 +157,31 @@ def _slide_whole(images: Tensor, pixels: int, dim: int) -> Tensor:
     return moved
 
 
-def _draw(low: int, high: int, count: int, images: Tensor, generator: Generator) -> Tensor:
-    """(count,) whole numbers from low up to, not including, high, on the device of the images."""
+def _randint(low: int, high: int, count: int, images: Tensor, generator: Generator) -> Tensor:
+    """Draw (count,) integers from [low, high), on the device of the images."""
     device = images.device if generator is None else generator.device
     return torch.randint(low, high, (count,), generator=generator, device=device).to(images.device)
 
 
 def _within(length: int, start_B: Tensor, side: int) -> Tensor:
-    """(B, length) bool: the positions from start on, `side` of them."""
+    """Mark `side` positions from start on: (B, length) bool."""
     places = torch.arange(length, device=start_B.device)
     return (places >= start_B[:, None]) & (places < start_B[:, None] + side)
 
 
 def _corners(images_BCHW: Tensor) -> list[tuple[slice, slice]]:
-    """Rows and columns of the quadrants: upper left, upper right, lower left, lower right."""
+    """Return rows and columns of the quadrants: upper left, upper right, lower left, lower right."""
     halves = [(slice(0, side // 2), slice(side - side // 2, side)) for side in images_BCHW.shape[2:]]
     return list(itertools.product(*halves))
 
 
 def _quadrants(images_BCHW: Tensor) -> Tensor:
-    """(B, 4, C, H // 2, W // 2)"""
+    """Cut out the quadrants: (B, 4, C, H // 2, W // 2)."""
     return torch.stack([images_BCHW[..., rows, columns] for rows, columns in _corners(images_BCHW)], dim=1)
 
 
-def _put_together(images_BCHW: Tensor, pieces_B4CHW: Tensor) -> Tensor:
+def _assemble(images_BCHW: Tensor, quadrants_B4CHW: Tensor) -> Tensor:
     result = images_BCHW.clone()
-    for piece, (rows, columns) in enumerate(_corners(images_BCHW)):
-        result[..., rows, columns] = pieces_B4CHW[:, piece]
+    for quadrant, (rows, columns) in enumerate(_corners(images_BCHW)):
+        result[..., rows, columns] = quadrants_B4CHW[:, quadrant]
     return result

@@ -1,13 +1,13 @@
-"""How models bear up when images change: seven suites of measurements, each a plain dict that can be written as JSON.
+"""Seven robustness suites; each returns a plain dict that can be written as JSON.
 
 Every suite takes models by name, images (N, C, H, W) in [0, 1] and targets (N,), and returns
 
     suite, n, seed, models  what was measured
-    curves                  a list of {change, unit, measure, strengths, values}: values[name] has one figure for each
-                            strength; a strength is a number, or a word where there is no scale (unit "")
+    curves                  a list of {change, unit, measure, strengths, values}: values[name] has one value for each
+                            strength; a strength is a number, or a word if there is no scale (unit "")
 
-and what else the suite found. All models see the same changed images, but for attacks: each is made for one model. With
-the same seed the same noise, squares and orders are drawn at every strength, so that curves are smooth.
+and more fields, listed with each suite. All models see the same changed images; only attacks are made for each model.
+With the same seed the same noise, squares and orders are drawn at every strength, so that curves are smooth.
 """
 
 from __future__ import annotations
@@ -21,76 +21,77 @@ from torch import Tensor
 from torchcaps.data.datasets.unfamiliar import LETTERS, LOOK_ALIKES, SIZED, UNFAMILIAR, fashion_mnist, ink_height
 from torchcaps.data.sources import FASHION_NAMES
 from torchcaps.errors import UserError
-from torchcaps.explain.familiarity import KEPT, accuracy_at_kept, score_images, separation
-from torchcaps.metrics.measure import (
-    BATCH,
-    Alter,
-    Models,
-    accuracy,
-    angles,
-    ask,
-    detection,
-    linearity,
-    tidy,
-    true_length,
-)
+from torchcaps.explain.familiarity import score_images
+from torchcaps.metrics import rounded
+from torchcaps.metrics.classification import accuracy, mean_true_length
+from torchcaps.metrics.detection import KEPT, accuracy_at_kept, auroc_and_fpr95, roc_points
+from torchcaps.metrics.equivariance import angles, linearity
+from torchcaps.metrics.predictions import BATCH, Models, Transform, predict_batches
 from torchcaps.models import ImageModel
 from torchcaps.robustness import attack, perturb
 
 EPS = (0.0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3)
 PGD_STEPS = 20
 ATTACKS = ("random signs", "FGSM", "PGD", "PGD on cross-entropy")
-APART = 4.0  # pixels by which two images laid over each other are moved apart
+APART = 4.0  # pixels between the centres of two overlaid images
 
 Result = dict[str, Any]
 
 
 class Change(NamedTuple):
-    """A way to change images, and how strongly."""
+    """A perturbation and the strengths to measure.
+
+    Attributes:
+        name, unit: for figures.
+        strengths: to measure.
+        apply: (images, strength, generator) → images.
+    """
 
     name: str
     unit: str
     strengths: Sequence[float]
     apply: Callable[[Tensor, float, torch.Generator], Tensor]
 
-    def at(self, strength: float) -> Alter:
+    def with_strength(self, strength: float) -> Transform:
         return lambda images, generator: self.apply(images, strength, generator)
 
 
 def affine(models: Models, images: Tensor, targets: Tensor, *, seed: int = 0) -> Result:
-    """Accuracy on images turned, slanted, scaled and moved (a quarter of them to each side)."""
+    """Measure accuracy on images that are rotated, sheared, scaled and translated (a quarter of them to each side)."""
     return _accuracies("affine", AFFINE, models, images, targets, seed)
 
 
 def corruption(models: Models, images: Tensor, targets: Tensor, *, seed: int = 0) -> Result:
-    """Accuracy on images with noise, blurred, and partly covered by a black square."""
+    """Measure accuracy on images with noise, blur and occlusion by a black square."""
     return _accuracies("corruption", CORRUPTION, models, images, targets, seed)
 
 
 def adversarial(models: Models, images: Tensor, targets: Tensor, *, seed: int = 0) -> Result:
-    """Accuracy under attack, and whether the reconstruction gives the attack away.
+    """Measure accuracy under attack, and detection of attacks by the reconstruction error.
 
-    FGSM and PGD raise the model's own kind of loss. PGD on cross-entropy does the same to a model with logits, and is
-    the attack to judge capsules by (see `attack.loss_of`). Random signs are no attack, but show what part of an effect
-    any noise of that size would have.
+    FGSM and PGD raise the model's own loss. PGD on cross-entropy is the same for a model with logits, and the attack by
+    which to judge capsules (see `attack.loss_of`). Random signs are no attack, but show the effect of any noise of that
+    size.
 
-    Detection compares the reconstruction errors, from the winning capsule, of all attacked images with those of the
-    same images unharmed: the area under the ROC curve is 0.5 where they cannot be told apart, 1 where a threshold
+    Detection compares the reconstruction errors of all attacked images, reconstructed from the longest capsule, with
+    those of the clean images: the area under the ROC curve is 0.5 if they cannot be distinguished, 1 if a threshold
     separates them. The attack knows the model but does not try to fool the detector.
 
-    also returns  pgd_steps, and detection: a list of {model, attack, eps, auc, false_alarms, caught}, the last two
-                  being the points of the ROC curve
+    Returns:
+        Also pgd_steps, and detection: a list of {model, attack, eps, auc, false_alarms, caught}; the last two are the
+        points of the ROC curve.
     """
     curves, detections = [], []
     for method in ATTACKS:
         right, areas = {}, {}
         for name, model in models.items():
-            clean, *harmed = (
-                ask({name: model}, _attacked(method, model, images, targets, eps, seed))[name] for eps in EPS
+            clean, *attacked = (
+                predict_batches({name: model}, _attacked(method, model, images, targets, eps, seed))[name]
+                for eps in EPS
             )
-            right[name] = [accuracy(answers.lengths, targets) for answers in (clean, *harmed)]
+            right[name] = [accuracy(answers.lengths, targets) for answers in (clean, *attacked)]
             if clean.errors is not None:
-                found = [detection(clean.errors, answers.errors) for answers in harmed if answers.errors is not None]
+                found = [roc_points(clean.errors, answers.errors) for answers in attacked if answers.errors is not None]
                 areas[name] = [each["auc"] for each in found]
                 where = [{"model": name, "attack": method, "eps": eps} for eps in EPS[1:]]
                 detections += [{**place, **each} for place, each in zip(where, found)]
@@ -101,20 +102,20 @@ def adversarial(models: Models, images: Tensor, targets: Tensor, *, seed: int = 
 
 
 def equivariance(models: Models, images: Tensor, targets: Tensor, *, seed: int = 0) -> Result:
-    """Whether the true class's capsule stays long while its pose follows the change.
+    """Measure whether the true class's capsule stays long while its pose follows the change.
 
     For each change: the mean length of the true class's capsule (for a model without capsules, its probability), the
     mean angle in degrees between its pose and that in the unchanged image, and how linearly the pose moves (R², see
-    `measure.linearity`).
+    `metrics.equivariance.linearity`).
 
-    also returns  linearity: a list of {change, chance, values}, values[name] the mean R² and chance what poses that
-                  jump about at random would get
+    Returns:
+        Also linearity: a list of {change, chance, values}; values[name] is the mean R², chance that of random poses.
     """
     curves, linear = [], []
     classes_N = targets.cpu()
     for change in EQUIVARIANCE:
-        found = [ask(models, images, change.at(strength), seed) for strength in change.strengths]
-        lengths = {name: [true_length(answers[name].lengths, targets) for answers in found] for name in models}
+        found = [predict_batches(models, images, change.with_strength(strength), seed) for strength in change.strengths]
+        lengths = {name: [mean_true_length(answers[name].lengths, targets) for answers in found] for name in models}
         curves.append(_curve(change.name, change.unit, "length of the true class", change.strengths, lengths))
         poses = {}
         for name in models:
@@ -126,38 +127,39 @@ def equivariance(models: Models, images: Tensor, targets: Tensor, *, seed: int =
             turned = {name: angles(poses_SND.double(), origin) for name, poses_SND in poses.items()}
             curves.append(_curve(change.name, change.unit, "angle of the pose", change.strengths, turned))
             values = {name: linearity(poses_SND, change.strengths) for name, poses_SND in poses.items()}
-            linear.append({"change": change.name, "chance": tidy(1 / (len(found) - 1)), "values": values})
+            linear.append({"change": change.name, "chance": rounded(1 / (len(found) - 1)), "values": values})
     return _result("equivariance", models, targets, seed, curves, linearity=linear)
 
 
 def scrambled(models: Models, images: Tensor, targets: Tensor, *, seed: int = 0) -> Result:
-    """The Picasso question: is a face with its parts in the wrong places still a face?
+    """Measure whether the arrangement of parts matters: is a face with its parts in the wrong places still a face?
 
-    Accuracy, and the mean length (or probability) of the true class, on images as they are, with their quadrants in
-    another order, and with each quadrant mirrored in its place. A model that sees how parts stand to each other should
-    lose confidence; one that only counts parts should not.
+    Accuracy, and the mean length (or probability) of the true class, on intact images, with shuffled quadrants, and
+    with each quadrant mirrored in its place. A model that sees how parts are arranged should lose confidence; one that
+    only counts parts should not.
     """
-    kinds: dict[str, Alter] = {
+    kinds: dict[str, Transform] = {
         "intact": lambda images, _: images,
         "shuffled": perturb.scramble,
-        "mirrored": lambda images, _: perturb.mirror_pieces(images),
+        "mirrored": lambda images, _: perturb.mirror_quadrants(images),
     }
-    found = [ask(models, images, alter, seed) for alter in kinds.values()]
+    found = [predict_batches(models, images, alter, seed) for alter in kinds.values()]
     curves = []
-    for measure, of in (("accuracy", accuracy), ("length of the true class", true_length)):
+    for measure, of in (("accuracy", accuracy), ("length of the true class", mean_true_length)):
         values = {name: [of(answers[name].lengths, targets) for answers in found] for name in models}
         curves.append(_curve("quadrants", "", measure, list(kinds), values))
     return _result("scrambled", models, targets, seed, curves)
 
 
 def crowding(models: Models, images: Tensor, targets: Tensor, *, seed: int = 0) -> Result:
-    """Two images laid over each other, of one class or of two: a class has one capsule, so what becomes of twins?
+    """Measure predictions for two overlaid images, of one class or of two; each class has only one capsule.
 
     One image moves to the left and the other to the right, `APART` pixels in all. Measured, also for the first image
     alone: the mean length of the longest and of the second longest capsule; how often the longest is of a class that is
     shown; how often the classes shown are all among the two longest.
 
-    also returns  pairs: how many images of each kind; apart: pixels
+    Returns:
+        Also pairs, the number of images of each kind, and apart, in pixels.
     """
     classes_N = targets.cpu()
     kinds = _pairs(classes_N, torch.Generator().manual_seed(seed))
@@ -172,7 +174,7 @@ def crowding(models: Models, images: Tensor, targets: Tensor, *, seed: int = 0) 
         first, second = images[pairs_2M.to(images.device)]
         apart = perturb.overlay(perturb.translate(first, -APART / 2), perturb.translate(second, APART / 2))
         shown_2M = classes_N[pairs_2M]
-        for name, answers in ask(models, first if kind == "alone" else apart).items():
+        for name, answers in predict_batches(models, first if kind == "alone" else apart).items():
             top = answers.lengths.topk(2)
             among_22M = shown_2M[:, None] == top.indices.T  # shown class × longest or second × image
             shares = (among_22M[:, 0].any(0), among_22M.any(1).all(0))
@@ -184,29 +186,33 @@ def crowding(models: Models, images: Tensor, targets: Tensor, *, seed: int = 0) 
 
 
 def unfamiliar(models: Models, images: Tensor, targets: Tensor, *, seed: int = 0) -> Result:
-    """Whether a score tells images of no known class from the test images.
+    """Measure how well a score tells images of unknown classes from the test images.
 
-    Each kind of unfamiliar image (see `data.unfamiliar`) is compared with the test images by each score that a model
-    has (see `familiarity.scores`): AUROC, and FPR95, the share that is still accepted by a threshold that keeps 95 % of
-    the test images. Letters and curves are as large as what the test images show. Letters that look like digits are a
-    kind of their own. Fashion-MNIST is one if the data folder has it. Kinds that a model was taught are left out.
+    Each kind of unfamiliar image (see `data.datasets.unfamiliar`) is compared with the test images by each score that a
+    model has (see `familiarity.scores`): AUROC, and FPR95, the share accepted by a threshold that accepts 95 % of the
+    test images. Letters and curves are as large as the objects in the test images. Letters that look like digits are a
+    kind of their own. Fashion-MNIST is included if the data folder has it. Kinds that a model was trained on are
+    omitted.
 
     Also measured is the accuracy over all test images, and over the 95 % with the highest scores.
 
-    also returns  look_alikes: the letters that look like digits; height: pixels of letters and curves, on the longer
-                  side; None where the test images are black
+    Returns:
+        Also look_alikes, the letters that look like digits, and height, the size of letters and curves in pixels; None
+        if the test images are black.
     """
     N, C, H, W = images.shape
-    height = min(ink_height(images), H, W) or None  # black images say nothing
+    height = min(ink_height(images), H, W) or None  # black images have no height
     known = {name: score_images(model, images) for name, model in models.items()}
     shown = _unfamiliar_images(models, N, (C, H, W), seed, height)
     found = [{name: score_images(model, drawn).scores for name, model in models.items()} for drawn in shown.values()]
     areas, kept = [], []
     for score in dict.fromkeys(score for each in known.values() for score in each.scores):
         own = {name: each.scores[score] for name, each in known.items() if score in each.scores}
-        apart = {name: [separation(own_N, kind[name][score]) for kind in found] for name, own_N in own.items()}
-        for measure, key in (("AUROC", "auroc"), ("FPR95", "kept95")):
-            values = {name: [each[key] for each in figures] for name, figures in apart.items()}
+        separations = {
+            name: [auroc_and_fpr95(own_N, kind[name][score]) for kind in found] for name, own_N in own.items()
+        }
+        for measure, key in (("AUROC", "auroc"), ("FPR95", "fpr95")):
+            values = {name: [each[key] for each in figures] for name, figures in separations.items()}
             areas.append(_curve("images", "", f"{measure} by {score}", list(shown), values))
         right = {
             name: [accuracy_at_kept(own_N, known[name].classes == targets.cpu(), share) for share in (1.0, KEPT)]
@@ -228,38 +234,38 @@ SUITES: dict[str, Callable[..., Result]] = {
 }
 
 
-def _move_about(images: Tensor, pixels: float, _: torch.Generator) -> Tensor:
-    """A quarter of the images to each side."""
+def _shift_quarters(images: Tensor, pixels: float, _: torch.Generator) -> Tensor:
+    """Translate a quarter of the images to each side."""
     moved = images.clone()
     for side, (right, down) in enumerate(((1, 0), (0, 1), (-1, 0), (0, -1))):
         moved[side::4] = perturb.translate(images[side::4], pixels * right, pixels * down)
     return moved
 
 
-def _cover(images: Tensor, share: float, generator: torch.Generator) -> Tensor:
+def _occlude_share(images: Tensor, share: float, generator: torch.Generator) -> Tensor:
     return perturb.occlude(images, round(share * min(images.shape[2:])), generator)
 
 
-def _sure(function: Callable[[Tensor, float], Tensor]) -> Callable[[Tensor, float, torch.Generator], Tensor]:
-    """A change that leaves nothing to chance."""
+def _deterministic(function: Callable[[Tensor, float], Tensor]) -> Callable[[Tensor, float, torch.Generator], Tensor]:
+    """Wrap a perturbation that needs no generator."""
     return lambda images, strength, _: function(images, strength)
 
 
 AFFINE = (
-    Change("rotation", "degrees", range(-90, 91, 15), _sure(perturb.rotate)),
-    Change("shear", "pixels per row", [fifths / 5 for fifths in range(-4, 5)], _sure(perturb.shear)),
-    Change("scale", "factor", [tenths / 10 for tenths in range(5, 16)], _sure(perturb.scale)),
-    Change("translation", "pixels", range(9), _move_about),
+    Change("rotation", "degrees", range(-90, 91, 15), _deterministic(perturb.rotate)),
+    Change("shear", "pixels per row", [fifths / 5 for fifths in range(-4, 5)], _deterministic(perturb.shear)),
+    Change("scale", "factor", [tenths / 10 for tenths in range(5, 16)], _deterministic(perturb.scale)),
+    Change("translation", "pixels", range(9), _shift_quarters),
 )
 CORRUPTION = (
     Change("noise", "standard deviation", [tenths / 10 for tenths in range(7)], perturb.noise),
-    Change("blur", "pixels", [halves / 2 for halves in range(7)], _sure(perturb.blur)),
-    Change("occlusion", "share of the side", [eighths / 8 for eighths in range(7)], _cover),
+    Change("blur", "pixels", [halves / 2 for halves in range(7)], _deterministic(perturb.blur)),
+    Change("occlusion", "share of the side", [eighths / 8 for eighths in range(7)], _occlude_share),
 )
 EQUIVARIANCE = (
-    Change("rotation", "degrees", range(-45, 46, 15), _sure(perturb.rotate)),
-    Change("thickness", "pixels", [quarters / 4 for quarters in range(-4, 5)], _sure(perturb.thicken)),
-    Change("shift", "pixels", range(-4, 5), _sure(perturb.translate)),
+    Change("rotation", "degrees", range(-45, 46, 15), _deterministic(perturb.rotate)),
+    Change("thickness", "pixels", [quarters / 4 for quarters in range(-4, 5)], _deterministic(perturb.thicken)),
+    Change("shift", "pixels", range(-4, 5), _deterministic(perturb.translate)),
 )
 
 
@@ -268,21 +274,21 @@ def _accuracies(
 ) -> Result:
     curves = []
     for change in changes:
-        found = [ask(models, images, change.at(strength), seed) for strength in change.strengths]
+        found = [predict_batches(models, images, change.with_strength(strength), seed) for strength in change.strengths]
         values = {name: [accuracy(answers[name].lengths, targets) for answers in found] for name in models}
         curves.append(_curve(change.name, change.unit, "accuracy", change.strengths, values))
     return _result(suite, models, targets, seed, curves)
 
 
 def _attacked(method: str, model: ImageModel, images: Tensor, targets: Tensor, eps: float, seed: int) -> Tensor:
-    """(N, C, H, W): the images as one of ATTACKS changes them for this model."""
+    """Apply one of ATTACKS to images (N, C, H, W)."""
     if not eps:
         return images
     generator = torch.Generator().manual_seed(seed)
     parts = []
     for batch, classes in zip(images.split(BATCH), targets.split(BATCH)):
         batch = batch.to(model.device)
-        loss = attack.loss_of(model, classes, decisive=method == "PGD on cross-entropy")
+        loss = attack.loss_of(model, classes, lengths_as_logits=method == "PGD on cross-entropy")
         if method == "random signs":
             parts.append(attack.random_signs(batch, eps, generator))
         elif method == "FGSM":
@@ -293,19 +299,21 @@ def _attacked(method: str, model: ImageModel, images: Tensor, targets: Tensor, e
 
 
 def _pairs(classes_N: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
-    """(2, M) positions of first and second images: by itself, with another of its class, with one of another class."""
+    """Pair each image with itself, with another of its class, and with one of another class: (2, M) positions each."""
     same, different = [], []
     for label in classes_N.unique():
         members, others = (classes_N == label).nonzero().flatten(), (classes_N != label).nonzero().flatten()
         if not len(others):
-            raise UserError("crowding: all these images are of one class; give a test set of two or more (--data)")
-        around = members[torch.randperm(len(members), generator=generator)]
+            raise UserError(
+                "crowding: all these images are of one class; give a test set with two or more classes (--data)"
+            )
+        shuffled = members[torch.randperm(len(members), generator=generator)]
         if len(members) > 1:
-            same.append(torch.stack([around, around.roll(1)]))
+            same.append(torch.stack([shuffled, shuffled.roll(1)]))
         drawn = torch.randint(len(others), (len(members),), generator=generator)
         different.append(torch.stack([members, others[drawn]]))
     if not same:
-        raise UserError("crowding: no class has two images among these; take more of them (--n)")
+        raise UserError("crowding: no class has two images here; use more images (--n)")
     everyone = torch.arange(len(classes_N))
     return {
         "alone": torch.stack([everyone, everyone]),
@@ -317,22 +325,22 @@ def _pairs(classes_N: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
 def _unfamiliar_images(
     models: Models, n: int, size: tuple[int, int, int], seed: int, height: float | None
 ) -> dict[str, Tensor]:
-    """(N, C, H, W) by kind, without those that a class of any model is named after"""
-    taught = {word for model in models.values() for word in model.class_names}
+    """Draw (N, C, H, W) by kind, without the kinds that any model has classes of."""
+    trained = {word for model in models.values() for word in model.class_names}
     kinds = {
         kind: draw(n, size, seed, **({"height": height} if kind in SIZED else {}))
         for kind, draw in UNFAMILIAR.items()
-        if kind not in ("letters", "look-alikes") or not taught & set(LETTERS)
+        if kind not in ("letters", "look-alikes") or not trained & set(LETTERS)
     }
-    clothes = None if taught & set(FASHION_NAMES) else fashion_mnist(n, size, seed)
-    return kinds if clothes is None else {**kinds, "Fashion-MNIST": clothes}
+    fashion = None if trained & set(FASHION_NAMES) else fashion_mnist(n, size, seed)
+    return kinds if fashion is None else {**kinds, "Fashion-MNIST": fashion}
 
 
 def _curve(
     change: str, unit: str, measure: str, strengths: Sequence[Any], values: Mapping[str, Sequence[float]]
 ) -> Result:
-    tidied = {name: [tidy(value) for value in each] for name, each in values.items()}
-    return {"change": change, "unit": unit, "measure": measure, "strengths": list(strengths), "values": tidied}
+    values = {name: [rounded(value) for value in each] for name, each in values.items()}
+    return {"change": change, "unit": unit, "measure": measure, "strengths": list(strengths), "values": values}
 
 
 def _result(suite: str, models: Models, targets: Tensor, seed: int, curves: list[Result], **more: Any) -> Result:

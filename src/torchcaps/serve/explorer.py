@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from torchcaps.errors import UserError, did_you_mean
-from torchcaps.explain.placement import has_placement, lattice_lengths, read_poses
+from torchcaps.explain.placement import lattice_lengths, read_poses
+from torchcaps.explain.receptive_field import receptive_field
+from torchcaps.explain.require import has_placement
 from torchcaps.explain.sweep import SWEEP
-from torchcaps.explain.votes import RoutingTrace, routing_trace, view
+from torchcaps.explain.votes import RoutingTrace, routing_trace
 from torchcaps.models import CapsuleModel, ImageModel, Placement
 from torchcaps.robustness.perturb import affine
 from torchcaps.serve import requests, responses
@@ -227,7 +229,8 @@ def _part(served: ServedModel, trace: RoutingTrace, part: requests.Part) -> resp
     model, (_, rows, columns) = served.capsules, served.part_grid
     index = (part.type * rows + part.row) * columns + part.column
     _, height, width = model.image_shape
-    (top, bottom), (left, right) = view(model, 0).of(part.row, height), view(model, 1).of(part.column, width)
+    rows_of, columns_of = receptive_field(model, 0), receptive_field(model, 1)
+    (top, bottom), (left, right) = rows_of.pixels(part.row, height), columns_of.pixels(part.column, width)
     votes = numbers(trace.votes[index].norm(dim=-1))
     return responses.PartResponse(
         type=part.type,

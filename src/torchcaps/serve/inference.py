@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from torchcaps.errors import UserError
-from torchcaps.explain.placement import draw_placed, draw_upright, has_placement
+from torchcaps.explain.placement import draw_placed, draw_upright
+from torchcaps.explain.require import has_placement
 from torchcaps.explain.sweep import SWEEP, shifts
 from torchcaps.models import CapsuleModel, ImageModel, Output
 from torchcaps.predict import answer

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.errors import UserError
-from torchcaps.explain.placement import POSE_SWEEP, Standing
+from torchcaps.explain.placement import POSE_SWEEP, PlacementReading
 from torchcaps.models import Output, Placement, PoseCaps
 from torchcaps.serve import requests, responses
 from torchcaps.serve.pictures import data_url, strip
@@ -26,14 +26,14 @@ def placements_of(placement: Placement) -> list[responses.Placements]:
     ]
 
 
-def standing_of(image: Tensor, output: Output, classes: Sequence[int]) -> Standing:
+def standing_of(image: Tensor, output: Output, classes: Sequence[int]) -> PlacementReading:
     """Select M classes, with their capsules and placements, from a model's output for an image (C, H, W)."""
     assert output.placement is not None
     assert output.poses is not None
     chosen = torch.tensor(classes)
     placement = Placement._make(None if part is None else part[0, chosen] for part in output.placement)
     images = image.expand(len(classes), -1, -1, -1)
-    return Standing(images, chosen, output.lengths[0, chosen], output.poses[0, chosen], placement)
+    return PlacementReading(images, chosen, output.lengths[0, chosen], output.poses[0, chosen], placement)
 
 
 def placement_from(request: requests.PlacementRequest | None, model: PoseCaps) -> Placement:

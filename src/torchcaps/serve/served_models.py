@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from torchcaps.errors import UserError
-from torchcaps.explain.needs import needs_decoder
-from torchcaps.explain.placement import has_placement
-from torchcaps.explain.votes import needs_votes, view
+from torchcaps.explain.receptive_field import receptive_field
+from torchcaps.explain.require import has_placement, require_decoder
+from torchcaps.explain.votes import require_vector_votes
 from torchcaps.models import CapsuleModel, ImageModel, PoseCaps, SegmentationModel, SynthesisModel, load, shipped_models
 from torchcaps.models.files import beside
 from torchcaps.predict import none_below
@@ -133,7 +133,7 @@ class ServedModel:
             kind = "capsules"
             pose, iterations = self.model.classes.out_dim, self.model.classes.iterations
             types, rows, columns = self.part_grid
-            field = view(self.model, axis=0)
+            field = receptive_field(self.model, axis=0)
             sizes = {"stride": field.stride, "field": field.field, "offset": field.start}
             grid = responses.Grid(types=types, rows=rows, columns=columns, **sizes)
         return responses.ModelResponse(
@@ -184,8 +184,8 @@ def check_explorable(served: ServedModel) -> None:
     if isinstance(model, (SegmentationModel, SynthesisModel)):
         raise UserError(f"{what}: it segments or generates images; the explorer shows classifiers")
     if not has_placement(model):
-        needs_decoder(model, what)
-        needs_votes(model, what)
+        require_decoder(model, what)
+        require_vector_votes(model, what)
     none_below(model)  # fail now rather than with every request
     blank = torch.zeros(1, *model.image_shape)
     with torch.inference_mode():

@@ -10,9 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from torchcaps.data import Dataset
-from torchcaps.explain.familiarity import KEPT, score_images
+from torchcaps.explain.familiarity import score_images
 from torchcaps.explain.strokes import stroke_width
-from torchcaps.metrics.measure import BATCH, tidy
+from torchcaps.metrics import rounded
+from torchcaps.metrics.detection import KEPT
+from torchcaps.metrics.predictions import BATCH
 from torchcaps.models import ImageModel, PoseCaps
 from torchcaps.models.evaluating import evaluating
 from torchcaps.robustness import perturb
@@ -42,7 +44,7 @@ def none_threshold(model: ImageModel, validation: Dataset | None, kept: float = 
     return round(torch.quantile(scores, 1 - kept).item(), 6)
 
 
-def calibrate_thickness(model: ImageModel, train: Dataset, validation: Dataset | None) -> dict[str, Any]:
+def calibrate_thickness(model: Any, train: Dataset, validation: Dataset | None) -> dict[str, Any]:
     """Fit how the width of strokes is read, and have the model read it if it does so on images held out.
 
     The target is what `stroke_width` measures on the training images, as they are and each once more, made thicker,
@@ -62,7 +64,7 @@ def calibrate_thickness(model: ImageModel, train: Dataset, validation: Dataset |
         n: how many images were measured.
         given: whether r2 and slope reach 0.5. If so, the model now gives the reading as `Placement.thickness`.
     """
-    if not isinstance(model, PoseCaps) or validation is None:
+    if not model.reads_placement or validation is None:
         return {}
     model.read_thickness_by(None)
     if train.multi_label or validation.multi_label or len(validation) < MIN_VALIDATION or not len(train):
@@ -167,5 +169,5 @@ def _judge(weight: Tensor, classes: Tensor, plain: _Observed, thickened: list[_O
     whole = widths.isfinite().all(0)
     widths, readings = (part[:, whole] - part[:, whole].mean(0) for part in (widths, readings))
     slope = (widths * readings).sum() / widths.square().sum().clamp_min(1e-12)
-    figures = {"r2": tidy(r2), "slope": tidy(slope), "error": tidy(error.abs().median()), "n": len(width)}
+    figures = {"r2": rounded(r2), "slope": rounded(slope), "error": rounded(error.abs().median()), "n": len(width)}
     return {**figures, "given": bool(r2 >= CARRIED and slope >= CARRIED)}

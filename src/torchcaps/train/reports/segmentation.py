@@ -1,4 +1,4 @@
-"""report.html of a run that learned masks: what it found, where it errs, what it draws."""
+"""report.html of a segmentation run: scores, masks, errors and reconstructions."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch import Tensor
 from torchcaps import explain
 from torchcaps.data import SegmentationDataset
 from torchcaps.explain.html import paragraph, picture, section, table
-from torchcaps.metrics.scores import Scores
+from torchcaps.metrics.segmentation import Scores
 from torchcaps.models import SegmentationModel
 from torchcaps.train.reports.classification import write_page
 
-SHOWN = 6  # images, from the one with the lowest Dice to the one with the highest
+MAX_EXAMPLES = 6  # images, from the one with the lowest Dice to the one with the highest
 
 
 def write_mask_report(
@@ -33,11 +33,18 @@ def write_mask_report(
 ) -> Path:
     """Write a self-contained page and return its path.
 
-    segments  N images with masks that the run did not learn from
-    found     N of (H, W)  the masks that the model found in them
-    scores    how well these fit; None where there are no images
+    Args:
+        path: of the page.
+        title: of the page.
+        summary: rows of the first table.
+        recipe_text: printed at the end.
+        history: a dict per epoch.
+        model: to explain.
+        segments: N held-out images with masks.
+        found: N predicted masks (H, W).
+        scores: of these masks; None without images.
     """
-    sections = [section("Test images", paragraph("There were none, so there is nothing to show."))]
+    sections = [section("Test images", paragraph("There are no test images, so there is nothing to show."))]
     if scores is not None:
         sections = [
             section("Per class", *_per_class(scores)),
@@ -50,8 +57,8 @@ def write_mask_report(
 
 def _per_class(scores: Scores) -> list[str]:
     about = (
-        "Means over images. The Hausdorff distance, in pixels, is that within which 95 % of the outline found and of "
-        "the true one lie from each other; where only one of them has the class, it is the diagonal of the image."
+        "Means over images. 95 % of the predicted and of the true outline lie within the Hausdorff distance, in "
+        "pixels, of each other; if only one mask has the class, it is the diagonal of the image."
     )
     rows = [(name, *_figures(values)) for name, values in scores.per_class().items()]
     return [paragraph(about), table(rows, ("Class", "Dice", "IoU", "Hausdorff 95 %"))]
@@ -62,7 +69,7 @@ def _masks(
 ) -> list[str]:
     dice = scores.dice()
     order = sorted(range(len(dice)), key=dice.__getitem__)
-    count = min(SHOWN, len(order))
+    count = min(MAX_EXAMPLES, len(order))
     chosen = [order[place * (len(order) - 1) // max(1, count - 1)] for place in range(count)]
     compared = [
         explain.compare(
@@ -74,9 +81,9 @@ def _masks(
         )
         for at in chosen
     ]
-    caption = "From the image with the lowest Dice to the one with the highest, at even steps."
+    caption = "From the image with the lowest Dice to that with the highest, at even steps."
     if compared[0].reconstruction is not None:
-        caption += " Redrawn: what the decoder makes of the capsules where something was found; the rest is black."
+        caption += " The reconstruction uses the capsules where a class was predicted; the rest is black."
     return [picture(explain.figure_masks(compared, model.class_names), "Input, truth, prediction and errors", caption)]
 
 

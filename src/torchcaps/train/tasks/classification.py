@@ -13,7 +13,7 @@ from torch.nn import functional
 from torchcaps import losses
 from torchcaps.data import Dataset, DeviceLoader, batches, centre_crop, class_weights
 from torchcaps.errors import UserError
-from torchcaps.explain.familiarity import count_rejected, own_threshold, score_images
+from torchcaps.explain.familiarity import count_rejected, familiarity_threshold, score_images
 from torchcaps.losses import combine
 from torchcaps.metrics.classification import predicted_classes
 from torchcaps.models import ImageModel, Output
@@ -185,7 +185,7 @@ class ClassificationTask(Task):
             "loss": result.loss,
             "n": len(dataset),
         }
-        threshold = own_threshold(model) if rejection else None
+        threshold = familiarity_threshold(model) if rejection else None
         if threshold is not None:
             familiar = score_images(model, dataset.images).scores["familiarity"]
             correct = task.correct(result.lengths, dataset.targets) == 1

@@ -14,8 +14,8 @@ from torchcaps import losses
 from torchcaps.data import SegmentationDataset
 from torchcaps.errors import UserError
 from torchcaps.io.atomic import write_text
-from torchcaps.losses import IGNORED, combine
-from torchcaps.metrics.scores import as_csv, score
+from torchcaps.losses import combine
+from torchcaps.metrics.segmentation import as_csv, dice, score
 from torchcaps.models import SegmentationModel, SegmentationOutput
 from torchcaps.models.segmentation import to_mask
 from torchcaps.models.tiles import predict_map
@@ -99,20 +99,13 @@ class SegmentationTask(Task):
 
     def correct(self, probabilities_BKHW: Tensor, masks_BHW: Tensor) -> Tensor:
         """(B,) Dice coefficient, the mean over all classes but the background; 1 for a class in neither mask."""
-        predicted = to_mask(probabilities_BKHW)
-        counted = masks_BHW != IGNORED
-        each = []
-        for index in range(1, self.num_classes):
-            here, there = (predicted == index) & counted, masks_BHW == index
-            both, sizes = (here & there).flatten(1).sum(1), (here.flatten(1).sum(1) + there.flatten(1).sum(1))
-            each.append(torch.where(sizes > 0, 2 * both / sizes.clamp_min(1), 1.0))
-        return torch.stack(each).mean(0)
+        return dice(to_mask(probabilities_BKHW), masks_BHW, self.num_classes)[1:].mean(0)
 
     @torch.no_grad()
     def evaluate(self, model: SegmentationModel, data: SegmentationDataset) -> SegmentationResult:
         """Evaluate on whole images; the loss is without the reconstruction."""
         weights = {name: weight for name, weight in self.weights.items() if name != "reconstruction"}
-        predicted, loss, dice = [], 0.0, 0.0
+        predicted, loss, score_sum = [], 0.0, 0.0
         was_training = model.training
         model.eval()
         try:
@@ -120,12 +113,12 @@ class SegmentationTask(Task):
                 probabilities = predict_map(model, image)[None]
                 masks = mask.to(probabilities.device).long()[None]
                 loss += combine(self.terms(SegmentationOutput(probabilities), probabilities, masks), weights).item()
-                dice += self.correct(probabilities, masks).item()
+                score_sum += self.correct(probabilities, masks).item()
                 predicted.append(to_mask(probabilities)[0].to("cpu", torch.uint8))
         finally:
             model.train(was_training)
         count = max(1, len(data))
-        return SegmentationResult(predicted, loss / count, dice / count)
+        return SegmentationResult(predicted, loss / count, score_sum / count)
 
     @classmethod
     def evaluate_saved(cls, model: SegmentationModel, data: str | None, views: bool, rejection: bool) -> dict[str, Any]:

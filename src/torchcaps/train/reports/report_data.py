@@ -1,4 +1,4 @@
-"""The images a classifier was tested on, what it answered, and which of them a report shows."""
+"""Test images and predictions of a classifier, and which of them a report shows."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from torch import Tensor
 from torchcaps import explain
 
 
-class Tested(NamedTuple):
-    """The images a model was tested on, and what it answered.
+class ReportData(NamedTuple):
+    """Test images and predictions.
 
-    images   (N, C, H, W)
-    targets  (N,) class ids, or (N, J) multi-hot
-    lengths  (N, J)
-    names    of the classes
-    each     how many classes every image has, where that is known
+    Attributes:
+        images: (N, C, H, W) in [0, 1].
+        targets: (N,) class ids, or (N, J) multi-hot.
+        lengths: (N, J) of the class capsules.
+        names: of the classes.
+        each: the number of classes in every image, if known.
     """
 
     images: Tensor
@@ -28,20 +29,22 @@ class Tested(NamedTuple):
 
     @property
     def several(self) -> bool:
+        """Whether an image can have several classes."""
         return self.targets.ndim == 2
 
     def mistakes(self, limit: int | None = None) -> Tensor:
+        """Return the positions of the wrong predictions, the most confident first."""
         return explain.worst_mistakes(self.lengths, self.targets, limit, self.each)
 
-    def shown(self, limit: int) -> Tensor:
-        """Positions of `limit` examples of the classes, and after them of up to two mistakes; none comes twice."""
+    def examples(self, limit: int) -> Tensor:
+        """Return the positions of `limit` examples of the classes, then of up to two mistakes, without repetition."""
         mistakes = self.mistakes(2).tolist()
-        examples = [place for place in examples_of(self.targets, limit).tolist() if place not in mistakes]
+        examples = [place for place in first_of_each_class(self.targets, limit).tolist() if place not in mistakes]
         return torch.tensor([*examples, *mistakes])
 
 
-def examples_of(targets: Tensor, limit: int) -> Tensor:
-    """Positions of the first image of each class, then of the next ones until there are `limit`."""
+def first_of_each_class(targets: Tensor, limit: int) -> Tensor:
+    """Return the positions of the first image of each class, then of further images up to `limit`."""
     classes = targets.argmax(-1) if targets.ndim == 2 else targets
     first: dict[int, int] = {}
     for position, index in enumerate(classes.tolist()):
@@ -52,8 +55,8 @@ def examples_of(targets: Tensor, limit: int) -> Tensor:
     return torch.tensor(chosen + [position for position, _ in zip(rest, range(limit - len(chosen)))])
 
 
-def surest(lengths: Tensor, limit: int) -> list[int]:
-    """Positions of the most confident answers, no two of the same class."""
+def most_confident(lengths: Tensor, limit: int) -> list[int]:
+    """Return the positions of the most confident predictions, each of another class."""
     best: dict[int, int] = {}
     for position in lengths.amax(-1).argsort(descending=True, stable=True).tolist():
         best.setdefault(int(lengths[position].argmax()), position)

@@ -7,7 +7,9 @@ from torch import nn
 
 from torchcaps.errors import UserError
 from torchcaps.explain.style import png_bytes
-from torchcaps.metrics.measure import angles, ask, detection, linearity
+from torchcaps.metrics.detection import roc_points
+from torchcaps.metrics.equivariance import angles, linearity
+from torchcaps.metrics.predictions import predict_batches
 from torchcaps.models import ImageModel, Output, create_model
 from torchcaps.robustness import suites
 from torchcaps.robustness.charts import FIGURES
@@ -124,7 +126,7 @@ def test_all_models_see_the_same_changed_images_and_none_trains():
 
 def test_batches_make_one_answer():
     model, images = Finder(), torch.rand(600, 1, SIDE, SIDE)
-    answers = ask({"finder": model}, images)["finder"]
+    answers = predict_batches({"finder": model}, images)["finder"]
     assert [len(seen) for seen in model.seen] == [256, 256, 88]
     torch.testing.assert_close(answers.lengths, model.eval()(images).lengths)
     assert answers.errors is None
@@ -162,11 +164,11 @@ def test_angles_by_hand():
 
 def test_detection_of_separable_and_of_indistinguishable_errors():
     clean = torch.rand(2000)
-    apart = detection(clean, clean + 2)
+    apart = roc_points(clean, clean + 2)
     assert apart["auc"] == 1
-    assert detection(clean, torch.rand(2000))["auc"] == pytest.approx(0.5, abs=0.03)
-    assert detection(clean, clean - 2)["auc"] == 0
-    curve = detection(clean, clean + 0.3)
+    assert roc_points(clean, torch.rand(2000))["auc"] == pytest.approx(0.5, abs=0.03)
+    assert roc_points(clean, clean - 2)["auc"] == 0
+    curve = roc_points(clean, clean + 0.3)
     assert len(curve["caught"]) == len(curve["false_alarms"]) <= 100
     assert (curve["false_alarms"][0], curve["caught"][-1]) == (0, 1)
     assert curve["auc"] == pytest.approx(1 - 0.7**2 / 2, abs=0.03)

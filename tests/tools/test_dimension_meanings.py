@@ -1,15 +1,19 @@
 """What is measured of drawn shapes is what a ruler says; a decoder of known habits is seen through."""
 
 import json
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
 from torchcaps.errors import UserError
-from torchcaps.explain import meanings
-from torchcaps.explain.meanings import PROPERTIES, correlations, meaning, properties, write_meanings
 from torchcaps.models import create_model, save
+
+sys.path.append(str(Path(__file__).parents[2] / "tools"))
+import dimension_meanings
+from dimension_meanings import PROPERTIES, correlations, meaning, properties, write_meanings
 
 
 def measured(image):
@@ -109,7 +113,7 @@ def test_a_name_is_given_only_on_clear_evidence(values, name):
 
 
 def test_a_saved_model_gets_its_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(meanings, "DIGITS", 3)
+    monkeypatch.setattr(dimension_meanings, "DIGITS", 3)
     model = create_model("capsnet_small", image_shape=(1, 8, 8), kernel=3, primary_kernel=3, channels=4, types=2)
     model.trained_by = {"data": {"source": "digits"}}
     save(model, tmp_path)
@@ -118,5 +122,5 @@ def test_a_saved_model_gets_its_file(tmp_path, monkeypatch):
     assert [len(row) for row in written["meanings"]] == [16] * 10
     model.trained_by = {}
     save(model, tmp_path / "b")
-    with pytest.raises(UserError, match="does not say what it was trained on"):
+    with pytest.raises(UserError, match="does not record what it was trained on"):
         write_meanings(str(tmp_path / "b"))

@@ -1,9 +1,9 @@
-"""What a dimension of a class capsule does: how the digit that it draws changes with it, measured over many digits.
+"""Name what each dimension of a class capsule encodes: how the reconstructed digit changes with it, over many digits.
 
-python -m torchcaps.explain.meanings capsnet-mnist     writes meanings.json beside the weights
+python tools/dimension_meanings.py capsnet-mnist     writes meanings.json beside the weights
 
-The other dimensions are held while one is changed. Over real digits alone, dimensions that vary together would borrow
-each other's meaning: which one of them moves the ink, only the decoder can tell.
+Only one dimension is changed at a time. In real digits, dimensions vary together; only the decoder shows which of them
+changes a property.
 """
 
 from __future__ import annotations
@@ -19,26 +19,29 @@ from torch import Tensor, nn
 
 from torchcaps.data import augment, load_data
 from torchcaps.errors import UserError
-from torchcaps.explain.needs import needs_decoder
+from torchcaps.explain.require import require_decoder
 from torchcaps.explain.sweep import SWEEP
 from torchcaps.models import load
 from torchcaps.models.evaluating import evaluating
 from torchcaps.models.files import beside
 
 PROPERTIES = ("width", "height", "slant", "thickness", "horizontal position", "vertical position")
-LEAST = 0.6  # correlation from which on a dimension may be named
-AHEAD = 0.15  # by which it must exceed that of the next property
+MIN_CORRELATION = 0.6  # for a dimension to be named
+MIN_LEAD = 0.15  # of that correlation over the next property's
 DIGITS = 200  # of each class
-SHIFT = 2  # pixels by which digits are moved, as in training: centred ones would have no position to speak of
+SHIFT = 2  # maximum translation in pixels, as in training: centred digits would not vary in position
 
 
 def properties(images_BHW: Tensor) -> Tensor:
-    """(B, 6): what can be measured of white ink on black, in pixels, in the order of PROPERTIES.
+    """Measure white digits on black, in pixels.
 
-    width, height  of a box with the same second moments; the width is that of the digit set upright
-    slant          to the right, in pixels for each pixel of height
-    thickness      of the stroke: twice its area over the length of its outline
-    position       of the centre of mass, right of and below the middle
+    Args:
+        images_BHW: (B, H, W) in [0, 1].
+
+    Returns:
+        (B, 6) in the order of PROPERTIES: width and height of a box with the same second moments, the width without
+        slant; slant to the right per pixel of height; stroke thickness, twice the area over the length of the outline;
+        centre of mass, right of and below the image centre.
     """
     _, H, W = images_BHW.shape
     x_W, y_H1 = torch.arange(W) - (W - 1) / 2, (torch.arange(H) - (H - 1) / 2)[:, None]
@@ -52,7 +55,7 @@ def properties(images_BHW: Tensor) -> Tensor:
     right, below = mean(x_W), mean(y_H1)
     across, down = x_W - right[:, None, None], y_H1 - below[:, None, None]
     xx, yy, xy = mean(across.square()), mean(down.square()), mean(across * down)
-    slope = xy / yy.clamp_min(1e-6)  # y counts downwards: what leans to the right goes left on its way down
+    slope = xy / yy.clamp_min(1e-6)  # y points down: a slant to the right has a negative slope
     width, height = ((12 * moment.clamp_min(0)).sqrt() for moment in (xx - slope * xy, yy))  # a box: side² / 12
     padded = F.pad(images_BHW, (1, 1, 1, 1))
     steps = padded[:, 1:, 1:] - padded[:, 1:, :-1], padded[:, 1:, 1:] - padded[:, :-1, 1:]
@@ -61,15 +64,20 @@ def properties(images_BHW: Tensor) -> Tensor:
 
 
 def correlations(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
-    """(J, D, 6): of a dimension's value with each property of what is drawn, over digits and the values of a sweep.
+    """Correlate the value of each dimension with each property of the reconstruction, over digits and a sweep.
 
-    A property's spread among digits counts, too: a dimension that changes it less than digits differ in it anyway has
-    a small correlation, however steady the change.
+    A dimension that changes a property by less than digits differ in it has a small correlation, even if the change is
+    steady.
 
-    images  (N, C, H, W) in [0, 1]
-    labels  (N,)
+    Args:
+        model: routes a grid of primary capsules and has a decoder.
+        images: (N, C, H, W) in [0, 1].
+        labels: (N,) class ids.
+
+    Returns:
+        (J, D, 6).
     """
-    capsnet = needs_decoder(model, "meanings")
+    capsnet = require_decoder(model, "meanings")
     J, D = capsnet.num_classes, capsnet.classes.out_dim
     steps_V = torch.tensor(SWEEP)
     found_JDP = torch.zeros(J, D, len(PROPERTIES))
@@ -95,11 +103,11 @@ def _correlation(values_B: Tensor, measured_BP: Tensor) -> Tensor:
 
 
 def meaning(correlations_P: Tensor) -> dict[str, Any]:
-    """A name where one property is well correlated, and clearly more so than any other."""
+    """Name a dimension if one property is well correlated with it, and clearly more so than any other."""
     strongest = correlations_P.abs().argsort(descending=True).tolist()
     rounded = [round(value, 3) for value in correlations_P.tolist()]
     first, second = (abs(rounded[index]) for index in strongest[:2])
-    clear = first >= LEAST and first - second >= AHEAD
+    clear = first >= MIN_CORRELATION and first - second >= MIN_LEAD
     return {
         "name": PROPERTIES[strongest[0]] if clear else None,
         "correlation": rounded[strongest[0]],
@@ -108,29 +116,29 @@ def meaning(correlations_P: Tensor) -> dict[str, Any]:
 
 
 def write_meanings(name: str) -> Path:
-    """Measure a saved model on a sample of its own training digits, and write meanings.json beside its weights."""
+    """Measure a saved model on a sample of its training digits, and write meanings.json beside its weights."""
     model = load(name)
     weights = beside(name, "model.safetensors")
     source = model.trained_by.get("data")
     if source is None or weights is None:
-        raise UserError(f"meanings: {name} does not say what it was trained on")
+        raise UserError(f"meanings: {name} does not record what it was trained on")
     train = load_data(**source).train
     generator = torch.Generator().manual_seed(0)
     order = torch.randperm(len(train), generator=generator)
     if train.targets.ndim != 1:
         raise UserError(
-            f"meanings: images of {source['source']} carry several labels; a digit must be alone to measure"
+            f"meanings: images of {source['source']} have several labels; only images of one digit can be measured"
         )
     labels = train.targets[order]
     chosen = torch.cat([order[labels == label][:DIGITS] for label in range(model.num_classes)])
     moved = augment(model.prepare(train.images[chosen]), generator, shift=SHIFT)
     found = correlations(model, moved, train.targets[chosen])
     content = {
-        "made_by": f"python -m torchcaps.explain.meanings {name}",
+        "made_by": f"python tools/dimension_meanings.py {name}",
         "data": f"{source['source']}, training images moved by up to {SHIFT} pixels",
         "n": train.targets[chosen].bincount().tolist(),
-        "least": LEAST,
-        "ahead": AHEAD,
+        "least": MIN_CORRELATION,
+        "ahead": MIN_LEAD,
         "meanings": [[meaning(dimension) for dimension in capsule] for capsule in found],
     }
     path = weights.with_name("meanings.json")

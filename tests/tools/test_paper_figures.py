@@ -1,4 +1,6 @@
+import sys
 from itertools import pairwise
+from pathlib import Path
 
 import matplotlib.text
 import numpy as np
@@ -10,16 +12,20 @@ from torchcaps.capsules import Capsules
 from torchcaps.data import Batch
 from torchcaps.errors import UserError
 from torchcaps.explain import SWEEP, png_bytes
-from torchcaps.explain.paper import CouplingMaps, Examples, coupling_maps, digit_examples, pair_examples, perturbations
-from torchcaps.explain.paper_figures import (
-    LIGHTS,
+from torchcaps.explain.pair_figures import LIGHTS, add_colours, figure_pair_examples
+from torchcaps.explain.pairs import Examples, pair_examples
+from torchcaps.models import CapsNet, create_model
+
+sys.path.append(str(Path(__file__).parents[2] / "tools"))
+from paper_figures import (
+    CouplingMaps,
+    coupling_maps,
+    digit_examples,
     figure_coupling_maps,
     figure_digit_examples,
-    figure_pair_examples,
     figure_perturbations,
-    overlay,
+    perturbations,
 )
-from torchcaps.models import CapsNet, create_model
 
 D = 4
 
@@ -134,7 +140,7 @@ def test_pairs_are_chosen_in_order_and_drawn_from_what_they_say():
     examples = pair_examples(Told(), batch, right=9, failures=9, absent=9)
     assert places(examples, batch.images) == [0, 2, 1, 1, 3, 3, 0, 2]
     assert [each.group for each in examples.columns] == ["right"] * 2 + ["wrong"] * 4 + ["absent"] * 2
-    # A predicted class that is a label stands, and is coloured, where the label stands.
+    # A predicted class that is a label reading, and is coloured, where the label reading.
     shown = [(2, 0), (0, 1), (0, 1), (2, 1), (1, 0), (2, 3), (2, 3), (0, 3)]
     assert [each.shown for each in examples.columns] == shown
     assert [tuple(rows(each.drawn)) for each in examples.columns] == shown
@@ -168,7 +174,7 @@ def test_figure_5_marks_predictions_and_absent_classes(channels, colours):
     below = f"The first class of R is {first}, the second {second}. Mistakes: 2 in 4 pairs, 1 shown."
     assert below in [text.replace("\n", " ") for text in words(figure)]
     lower = [axes.images[0].get_array() for axes in figure.axes if axes.images and not axes.get_title()]
-    assert np.array_equal(lower[0], overlay(examples.columns[0].drawn, colours))
+    assert np.array_equal(lower[0], add_colours(examples.columns[0].drawn, colours))
 
 
 @pytest.mark.parametrize("right", [True, False])
@@ -187,14 +193,14 @@ def test_of_two_classes_none_is_absent():
 
 def test_overlaid_colours_add_up():
     first, second = torch.tensor([[[1.0, 0.0, 1.0, 0.5]]]), torch.tensor([[[0.0, 1.0, 1.0, 0.25]]])
-    red_green = overlay(torch.stack([first, second]))
+    red_green = add_colours(torch.stack([first, second]))
     assert red_green.tolist() == [[[1, 0, 0], [0, 1, 0], [1, 1, 0], [0.5, 0.25, 0]]]
-    safe = overlay(torch.stack([first, second]), "orange-blue")
+    safe = add_colours(torch.stack([first, second]), "orange-blue")
     np.testing.assert_allclose(safe, [[[1, 0.6, 0], [0, 0.4, 1], [1, 1, 1], [0.5, 0.4, 0.25]]], atol=1e-6)
     channels = torch.tensor([0.3, 0.6, 0.9]).view(1, 3, 1, 1)
-    np.testing.assert_allclose(overlay(torch.cat([channels, 2 + channels])), [[[0.6, 1, 0]]], atol=1e-6)
+    np.testing.assert_allclose(add_colours(torch.cat([channels, 2 + channels])), [[[0.6, 1, 0]]], atol=1e-6)
     with pytest.raises(UserError, match="red-green"):
-        overlay(torch.stack([first, second]), "red-gren")
+        add_colours(torch.stack([first, second]), "red-gren")
 
 
 def test_the_dimension_that_varies_most_over_its_class_is_changed():
