@@ -194,7 +194,7 @@ NO_WEIGHTS = "w.pt: .*, which no weights are"
         (lambda state: state.update({"conv1.weight": torch.ones(7, 1, 9, 9).to_sparse()}), NO_WEIGHTS),
         (lambda state: state.update({"conv1.weight": torch.ones(7, 1, 9, 9, device="meta")}), NO_WEIGHTS),
         (lambda state: state.update({"digitcaps.weight": torch.ones(5, 12, 6, 0)}), NO_WEIGHTS),
-        (lambda state: state["conv1.bias"].fill_(float("nan")), "w.pt: .*conv.bias is not all numbers"),
+        (lambda state: state["conv1.bias"].fill_(float("nan")), "w.pt: .*conv.bias has values that are NaN"),
         (lambda state: state.update({"conv1.weight": torch.ones(7, 1, 3, 9)}), "w.pt: .*do not fit one another"),
         (lambda state: state.update({"primarycaps.conv2d.weight": torch.ones(12, 6, 9, 9)}), "do not fit one another"),
         (lambda state: state.pop("digitcaps.weight"), "weights of no port that is known"),

@@ -11,7 +11,7 @@ from torchcaps.errors import UserError, did_you_mean
 from torchcaps.exchange import keras, ports
 from torchcaps.exchange.foreign import Foreign, Parts
 from torchcaps.models import CapsNet, save
-from torchcaps.models.meta_init import fitted, planned
+from torchcaps.models.meta_init import build_on_meta, fill, match_tensors
 from torchcaps.models.ported import PortedCapsNet
 
 SOURCES = ("keras", "pytorch")
@@ -60,10 +60,10 @@ def _made(
 ) -> CapsNet:
     arguments, state = {**parts.options(foreign.layout), **options}, {**parts.state(), **more}
     try:
-        state = fitted(planned(kind, arguments, len(state)), state)
+        model = build_on_meta(kind, arguments, len(state))
+        state = match_tensors(model, state)
     except (ValueError, ArithmeticError, RuntimeError) as error:
         raise UserError(f"{foreign.layout}: the tensors do not fit one another: {error}") from error
-    model = kind(**arguments)
-    model.load_state_dict(state)
+    model = fill(model, state)
     model.trained_by = {"converted_from": foreign.layout}
     return model.eval()

@@ -12,7 +12,7 @@ from torchcaps.errors import UserError
 from torchcaps.exchange.check import Agreement
 from torchcaps.exchange.program import answers_of
 from torchcaps.models import ImageModel, SegmentationModel, SynthesisModel, load, save
-from torchcaps.models.files import folder_of
+from torchcaps.models.files import weights_folder
 
 CARD = """---
 library_name: torchcaps
@@ -71,7 +71,7 @@ def card(model: ImageModel, source: str, name: str, folder: str) -> str:
 
 def _measured(source: str) -> str | None:
     """What the card of shipped weights says, or the summary of a run."""
-    folder = folder_of(source)
+    folder = weights_folder(source)
     if (folder / "card.json").is_file() and (folder / "README.md").is_file():
         return "".join((folder / "README.md").read_text(encoding="utf-8").partition("| | |")[1:]).strip()
     summary = folder.parent / "summary.json"

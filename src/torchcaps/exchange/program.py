@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from torchcaps.errors import UserError
 from torchcaps.models import ImageModel, SegmentationModel, SynthesisModel
-from torchcaps.models.files import describe
+from torchcaps.models.files import make_config
 from torchcaps.models.segmentation import to_mask
 from torchcaps.ops.dispatch import using
 
@@ -154,7 +154,7 @@ def trace(model: ImageModel) -> Traced:
 def facts_about(answers: Answers) -> dict[str, Any]:
     """What a program without torchcaps has to know to feed an exported file and to read its answer."""
     model = answers.model
-    about = describe(model)
+    about = make_config(model)
     facts: dict[str, Any] = {
         "architecture": about["architecture"],
         "class_names": model.class_names,

@@ -23,7 +23,7 @@ from torchcaps.explain.needs import needs_decoder
 from torchcaps.explain.sweep import SWEEP
 from torchcaps.models import load
 from torchcaps.models.evaluating import evaluating
-from torchcaps.models.files import beside
+from torchcaps.models.files import file_beside
 
 PROPERTIES = ("width", "height", "slant", "thickness", "horizontal position", "vertical position")
 LEAST = 0.6  # correlation from which on a dimension may be named
@@ -110,7 +110,7 @@ def meaning(correlations_P: Tensor) -> dict[str, Any]:
 def write_meanings(name: str) -> Path:
     """Measure a saved model on a sample of its own training digits, and write meanings.json beside its weights."""
     model = load(name)
-    weights = beside(name, "model.safetensors")
+    weights = file_beside(name, "model.safetensors")
     source = model.trained_by.get("data")
     if source is None or weights is None:
         raise UserError(f"meanings: {name} does not say what it was trained on")

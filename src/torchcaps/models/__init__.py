@@ -13,8 +13,9 @@ from torchcaps.models.discriminator import Discriminator
 from torchcaps.models.efficient_capsnet import EfficientCapsNet, efficient_capsnet
 from torchcaps.models.em_capsnet import EMCapsNet, em_capsnet, em_capsnet_large
 from torchcaps.models.files import load, save, shipped_models
+from torchcaps.models.ported import PortedCapsNet  # noqa: F401, so that it is registered
 from torchcaps.models.posecaps import PoseCaps, posecaps, posecaps_small
-from torchcaps.models.registry import create_model, list_models
+from torchcaps.models.registry import create_model, list_models, register_model
 from torchcaps.models.segcaps import SegCaps, segcaps
 from torchcaps.models.segmentation import SegmentationModel
 from torchcaps.models.synthesis import SynthesisModel
@@ -56,6 +57,7 @@ __all__ = [
     "pooled_cnn",
     "posecaps",
     "posecaps_small",
+    "register_model",
     "save",
     "segcaps",
     "shipped_models",

@@ -14,6 +14,7 @@ from torchcaps.errors import UserError
 from torchcaps.layers import DenseCaps, PrimaryCaps, make_decoder
 from torchcaps.layers.patches import PatchConv2d
 from torchcaps.models.base import CapsuleModel
+from torchcaps.models.registry import register_model
 
 
 class CapsNet(CapsuleModel):
@@ -49,9 +50,9 @@ class CapsNet(CapsuleModel):
         drop: float = 0.0,
         decoder: Literal["auto", "dense", "conv", "none"] = "auto",
         hidden: Sequence[int] = (512, 1024),
-        **about: Any,
+        **kwargs: Any,
     ):
-        super().__init__(image_shape, num_classes, **about)
+        super().__init__(image_shape, num_classes, **kwargs)
         if variant not in ("paper", "authors"):
             raise UserError(f"capsnet: variant must be 'paper' or 'authors', got {variant!r}")
         if not 0 <= drop < 1:
@@ -101,11 +102,13 @@ class CapsNet(CapsuleModel):
         return [self.conv, self.primary.conv]
 
 
+@register_model
 def capsnet(image_shape: Sequence[int] = (1, 28, 28), num_classes: int = 10, **options: Any) -> CapsNet:
     """The paper's network: 8,215,568 parameters for 1×28×28 images and 10 classes."""
     return CapsNet(image_shape, num_classes, **options)
 
 
+@register_model
 def capsnet_small(image_shape: Sequence[int] = (1, 28, 28), num_classes: int = 10, **options: Any) -> CapsNet:
     """A CapsNet that trains in a minute on a CPU: smaller kernels, fewer channels and types."""
     small = {"channels": 32, "kernel": 5, "types": 8, "primary_kernel": 5, "hidden": (128, 256)}

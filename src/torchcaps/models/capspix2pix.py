@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torchcaps.capsules import Capsules
 from torchcaps.errors import UserError
 from torchcaps.models.capsule_u import CapsuleU, Routing
+from torchcaps.models.registry import register_model
 from torchcaps.models.synthesis import Grain, SynthesisModel
 
 REACH = 4.0  # length of the head's first weights: a capsule's is at most 1, and black and white are ±4 apart from grey
@@ -40,9 +41,9 @@ class CapsPix2Pix(CapsuleU, SynthesisModel):
         routing: Routing = "r3",
         channels: int = 16,
         width: float = 1.0,
-        **about: Any,
+        **kwargs: Any,
     ):
-        super().__init__(image_shape, num_classes, z=z, **about)
+        super().__init__(image_shape, num_classes, z=z, **kwargs)
         if noise not in ("broadcast", "linear", "latent"):
             raise UserError(f"capspix2pix: noise must be 'broadcast', 'linear' or 'latent', got {noise!r}")
         colours, *sides = self.image_shape
@@ -70,11 +71,13 @@ class CapsPix2Pix(CapsuleU, SynthesisModel):
         return self.layers(masks, noise)["classes"].pose.flatten(1, 2)
 
 
+@register_model
 def capspix2pix(image_shape: Sequence[int] = (1, 256, 256), num_classes: int = 2, **options: Any) -> CapsPix2Pix:
     """The paper's generator: 1,416,529 parameters for grey images of one class beside the background."""
     return CapsPix2Pix(image_shape, num_classes, **options)
 
 
+@register_model
 def capspix2pix_small(image_shape: Sequence[int] = (1, 64, 64), num_classes: int = 2, **options: Any) -> CapsPix2Pix:
     """An eighth of it, for small images and two CPU cores."""
     return CapsPix2Pix(image_shape, num_classes, **{"channels": 8, "width": 0.5, **options})

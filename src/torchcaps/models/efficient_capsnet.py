@@ -13,6 +13,7 @@ from torchcaps.capsules import Capsules
 from torchcaps.errors import UserError
 from torchcaps.layers import DenseCaps, make_decoder
 from torchcaps.models.base import CapsuleModel
+from torchcaps.models.registry import register_model
 from torchcaps.ops.attention import squash_exponential
 
 KERNELS = (5, 3, 3, 3)
@@ -39,9 +40,9 @@ class EfficientCapsNet(CapsuleModel):
         class_dim: int = 16,
         decoder: Literal["auto", "dense", "conv", "none"] = "auto",
         hidden: Sequence[int] = (512, 1024),
-        **about: Any,
+        **kwargs: Any,
     ):
-        super().__init__(image_shape, num_classes, **about)
+        super().__init__(image_shape, num_classes, **kwargs)
         colours, height, width = self.image_shape
         if min(height, width) < LEAST:
             raise UserError(
@@ -69,6 +70,7 @@ class EfficientCapsNet(CapsuleModel):
         return [each for each in (*self.conv, self.primary.conv) if isinstance(each, nn.Conv2d)]
 
 
+@register_model
 def efficient_capsnet(
     image_shape: Sequence[int] = (1, 28, 28), num_classes: int = 10, **options: Any
 ) -> EfficientCapsNet:

@@ -11,6 +11,7 @@ from torch.nn import functional
 from torchcaps.errors import UserError
 from torchcaps.layers import ClassCaps, MatrixConvCaps2d, MatrixPrimaryCaps
 from torchcaps.models.base import ImageModel, Output
+from torchcaps.models.registry import register_model
 
 
 class EMCapsNet(ImageModel):
@@ -38,9 +39,9 @@ class EMCapsNet(ImageModel):
         iterations: int = 2,
         inverse_temperature: Sequence[float] = (0.01, 0.1),
         batch_norm: bool = True,
-        **about: Any,
+        **kwargs: Any,
     ):
-        super().__init__(image_shape, num_classes, **about)
+        super().__init__(image_shape, num_classes, **kwargs)
         colours, *sides = self.image_shape
         # A stride of 2, a window of 3 with a stride of 2, another with a stride of 1: the last map must not be empty.
         least = 13
@@ -75,11 +76,13 @@ class EMCapsNet(ImageModel):
             layer.inverse_temperature.fill_(first + (last - first) * progress)
 
 
+@register_model
 def em_capsnet(image_shape: Sequence[int] = (1, 28, 28), num_classes: int = 10, **options: Any) -> EMCapsNet:
     """The paper's smaller network: A, B, C, D = 64, 8, 16, 16."""
     return EMCapsNet(image_shape, num_classes, **options)
 
 
+@register_model
 def em_capsnet_large(image_shape: Sequence[int] = (1, 28, 28), num_classes: int = 10, **options: Any) -> EMCapsNet:
     """The paper's larger network: A = B = C = D = 32."""
     sizes = {"channels": 32, "primary": 32, "first": 32, "second": 32}

@@ -15,9 +15,11 @@ from torch.nn import functional
 from torchcaps.capsules import Capsules, as_capsules
 from torchcaps.layers import DenseCaps
 from torchcaps.models.capsnet import CapsNet
+from torchcaps.models.registry import register_model
 from torchcaps.ops.squash import squash
 
 
+@register_model
 class PortedCapsNet(CapsNet):
     """A CapsNet that departs from the paper where a port does.
 
@@ -35,9 +37,9 @@ class PortedCapsNet(CapsNet):
         order: Literal["channels", "memory"] = "channels",
         compete: Literal["parents", "children"] = "parents",
         logits: bool = False,
-        **about: Any,
+        **kwargs: Any,
     ):
-        super().__init__(image_shape, num_classes, **about)
+        super().__init__(image_shape, num_classes, **kwargs)
         self.order = order
         self.classes = _PortedCaps(self.classes, compete, logits)
         if order == "memory":

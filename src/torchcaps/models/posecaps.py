@@ -17,7 +17,8 @@ from torchcaps.geometry import Affine, Lattice, half_turn, mean_angle, random_be
 from torchcaps.layers.denoise import Denoise
 from torchcaps.layers.stem import STRIDE, ConvStem
 from torchcaps.losses import multi_hot
-from torchcaps.models.base import ImageModel, Output, Placement
+from torchcaps.models.base import ImageModel, Output, Placement, constant_device
+from torchcaps.models.registry import register_model
 from torchcaps.models.variations import cover, negatives
 from torchcaps.ops.squash import at_least_float32, no_autocast, squash
 
@@ -87,7 +88,7 @@ class PoseCaps(ImageModel):
         decoder: "dense" draws what a capsule saw, where and how it stands; "none" does not.
         hidden: units of the decoder's hidden layer.
         thickness: whether it reads the width of strokes. The end of training sets it: see `read_thickness_by`.
-        **about: of `ImageModel`.
+        **kwargs: of `ImageModel`.
     """
 
     own_losses: Mapping[str, float] = MappingProxyType({"disagreement": 0.1})
@@ -120,9 +121,9 @@ class PoseCaps(ImageModel):
         decoder: Literal["dense", "none"] = "dense",
         hidden: int = 128,
         thickness: bool = False,
-        **about: Any,
+        **kwargs: Any,
     ):
-        super().__init__(image_shape, num_classes, **about)
+        super().__init__(image_shape, num_classes, **kwargs)
         if min(width, types, dim, class_dim, hidden) < 1 or width < 2:
             raise UserError("posecaps: width must be at least 2; types, dim, class_dim and hidden at least 1")
         if min(views, padding, bend, thicken, cover) < 0 or sharpness <= 0:
@@ -138,7 +139,9 @@ class PoseCaps(ImageModel):
         self.range = Lattice.regular(turn, turn_step, scales, stretches, shears)
         self.lattice = self.range if search == "full" else Lattice(self.range.angles, self.range.scales)
         looked = self.range.coarse(COARSE) if search == "coarse" else self.lattice
-        self.register_buffer("search_linear", looked.poses().linear.float(), persistent=False)
+        with constant_device():
+            search = looked.poses().linear.float()
+        self.register_buffer("search_linear", search, persistent=False)
         self.read = ["angle", "scale"]  # the parts of a pose that offsets tell
         self.read += [name for name, axis in (("stretch", stretches), ("shear", shears)) if len(axis) > 1]
         self.views, self.bend, self.cover, self.sharpness, self.negatives = views, bend, cover, sharpness, negatives
@@ -487,11 +490,13 @@ def _of(placement: Placement, classes_BM: Tensor) -> Placement:
     return Placement(*(None if part is None else part.gather(1, classes_BM) for part in placement))  # type: ignore[arg-type]
 
 
+@register_model
 def posecaps(image_shape: Sequence[int] = (1, 28, 28), num_classes: int = 10, **options: Any) -> PoseCaps:
     """0.32 million parameters for 1×28×28 images and 10 classes, decoder not counted."""
     return PoseCaps(image_shape, num_classes, **options)
 
 
+@register_model
 def posecaps_small(image_shape: Sequence[int] = (1, 28, 28), num_classes: int = 10, **options: Any) -> PoseCaps:
     """For a CPU: a quarter of the channels, and angles up to 45°."""
     small = {"width": 8, "types": 8, "turn": 45.0, "views": 3, "padding": 2, "hidden": 64}

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torchcaps.capsules import Capsules
 from torchcaps.models.base import Output
 from torchcaps.models.capsule_u import CapsuleU, Routing
+from torchcaps.models.registry import register_model
 from torchcaps.models.segmentation import SegmentationModel, to_mask
 
 
@@ -35,9 +36,9 @@ class SegCaps(CapsuleU, SegmentationModel):
         channels: int = 16,
         width: float = 1.0,
         decoder: bool = True,
-        **about: Any,
+        **kwargs: Any,
     ):
-        super().__init__(image_shape, num_classes, **about)
+        super().__init__(image_shape, num_classes, **kwargs)
         colours, dim = self.image_shape[0], channels
         self.make_u(colours, self.maps, dim, width, routing)
         self.decoder = _decoder([self.maps * dim, 4 * dim, 8 * dim], colours) if decoder else None
@@ -63,6 +64,7 @@ class SegCaps(CapsuleU, SegmentationModel):
         return Output(lengths, poses, self.decoder(masked.flatten(1, 2)).float())
 
 
+@register_model
 def segcaps(image_shape: Sequence[int] = (1, 512, 512), num_classes: int = 2, **options: Any) -> SegCaps:
     """The paper's network: 1,425,649 parameters for grey images and one class beside the background."""
     return SegCaps(image_shape, num_classes, **options)

@@ -26,8 +26,8 @@ class SegmentationModel(ImageModel):
     multiple = 1  # height and width that it works on are multiples of this; `padded` sees to it
     margin = 0  # how far around a pixel it looks: `by_tiles` with this margin answers as for the whole image
 
-    def __init__(self, image_shape: Sequence[int], num_classes: int, **about: Any):
-        super().__init__(image_shape, num_classes, **about)
+    def __init__(self, image_shape: Sequence[int], num_classes: int, **kwargs: Any):
+        super().__init__(image_shape, num_classes, **kwargs)
         if num_classes < 2:
             raise UserError(
                 f"{type(self).__name__}: num_classes counts the background too: at least 2, got {num_classes}"

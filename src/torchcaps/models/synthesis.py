@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from torchcaps.errors import UserError
 from torchcaps.losses import IGNORED
-from torchcaps.models.base import ImageModel
+from torchcaps.models.base import ImageModel, constant_device
 from torchcaps.models.segmentation import where_in
 from torchcaps.ops.squash import at_least_float32, no_autocast
 
@@ -39,8 +39,8 @@ class SynthesisModel(ImageModel):
     has_noise = True  # whether the noise vector decides the image; of those with dropout for noise it does not
     head: nn.Module
 
-    def __init__(self, image_shape: Sequence[int], num_classes: int, *, z: int = 100, **about: Any):
-        super().__init__(image_shape, num_classes, **about)
+    def __init__(self, image_shape: Sequence[int], num_classes: int, *, z: int = 100, **kwargs: Any):
+        super().__init__(image_shape, num_classes, **kwargs)
         name = type(self).__name__
         if num_classes < 2:
             raise UserError(f"{name}: num_classes counts the background too: at least 2, got {num_classes}")
@@ -108,7 +108,7 @@ class Grain(nn.Module):
 
     def __init__(self, z: int):
         super().__init__()
-        self.register_buffer("lots", _lots(2 * z).to(torch.get_default_device()), False)
+        self.register_buffer("lots", _lots(2 * z).to(constant_device()), False)
 
     def forward(self, noise_BZ: Tensor, height: int, width: int) -> Tensor:
         drawn = []

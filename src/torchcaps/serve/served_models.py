@@ -15,7 +15,7 @@ from torchcaps.explain.needs import needs_decoder
 from torchcaps.explain.placement import has_placement
 from torchcaps.explain.votes import needs_votes, view
 from torchcaps.models import CapsuleModel, ImageModel, PoseCaps, SegmentationModel, SynthesisModel, load, shipped_models
-from torchcaps.models.files import beside
+from torchcaps.models.files import file_beside
 from torchcaps.predict import none_below
 from torchcaps.serve import answers, pictures, requests
 
@@ -158,7 +158,7 @@ def open_models(name: str) -> list[ServedModel]:
 
 def open_model(name: str, role: Role) -> ServedModel:
     model = load(name)
-    card, meanings = (_read(beside(name, file)) for file in ("card.json", "meanings.json"))
+    card, meanings = (_read(file_beside(name, file)) for file in ("card.json", "meanings.json"))
     return ServedModel(Path(name).resolve().name, model, role, card or {}, meanings["meanings"] if meanings else None)
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torchcaps.errors import UserError
 from torchcaps.models.base import ImageModel, Output
 from torchcaps.models.baselines.sizes import check_undecided, count_parameters, fit, largest, no_such_size
+from torchcaps.models.registry import register_model
 from torchcaps.ops.squash import at_least_float32
 
 
@@ -35,9 +36,9 @@ class CNN(ImageModel):
         pool: bool = False,
         dropout: float = 0.5,
         multi_label: bool = False,
-        **about: Any,
+        **kwargs: Any,
     ):
-        super().__init__(image_shape, num_classes, **about)
+        super().__init__(image_shape, num_classes, **kwargs)
         if kernel % 2 == 0:
             raise UserError(f"CNN: kernel must be odd, got {kernel}")
         self.multi_label = multi_label
@@ -62,11 +63,13 @@ class CNN(ImageModel):
         return Output(logits.sigmoid() if self.multi_label else logits.softmax(-1), logits=logits)
 
 
+@register_model
 def baseline_cnn(image_shape: Sequence[int] = (1, 28, 28), num_classes: int = 10, **options: Any) -> CNN:
     """The baseline of Sabour et al. 2017: 35.4 million parameters for 1×28×28 images."""
     return CNN(image_shape, num_classes, **options)
 
 
+@register_model
 def matched_cnn(
     image_shape: Sequence[int] = (1, 28, 28), num_classes: int = 10, *, parameters: int = 8_215_568, **options: Any
 ) -> CNN:

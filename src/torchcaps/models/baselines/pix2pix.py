@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from torchcaps.errors import UserError
+from torchcaps.models.registry import register_model
 from torchcaps.models.synthesis import Grain, SynthesisModel
 
 MAX_DEPTH = 8  # halvings of the paper's 256×256
@@ -34,11 +35,11 @@ class Pix2Pix(SynthesisModel):
         noise: Literal["broadcast", "dropout"] = "broadcast",
         channels: int = 64,
         depth: int | None = None,
-        **about: Any,
+        **kwargs: Any,
     ):
         side = min(image_shape[1:], default=1)
         depth = min(MAX_DEPTH, (side & -side).bit_length() - 1) if depth is None else depth
-        super().__init__(image_shape, num_classes, z=z, **about)
+        super().__init__(image_shape, num_classes, z=z, **kwargs)
         if noise not in ("broadcast", "dropout"):
             raise UserError(f"pix2pix: noise must be 'broadcast' or 'dropout', got {noise!r}")
         if channels < 1 or depth < 2:
@@ -79,11 +80,13 @@ class Pix2Pix(SynthesisModel):
         return seen
 
 
+@register_model
 def pix2pix(image_shape: Sequence[int] = (1, 256, 256), num_classes: int = 2, **options: Any) -> Pix2Pix:
     """The usual size, 64 to 512 channels: 54.4 million parameters at 256×256."""
     return Pix2Pix(image_shape, num_classes, **options)
 
 
+@register_model
 def pix2pix_small(image_shape: Sequence[int] = (1, 64, 64), num_classes: int = 2, **options: Any) -> Pix2Pix:
     """A quarter of its channels, for small images and two CPU cores."""
     return Pix2Pix(image_shape, num_classes, **{"channels": 16, **options})

@@ -10,6 +10,7 @@ from torch import nn
 from torchcaps.errors import UserError
 from torchcaps.models.baselines.mean_pooled import MeanPooled
 from torchcaps.models.baselines.sizes import check_undecided, count_parameters, fit, largest, no_such_size
+from torchcaps.models.registry import register_model
 
 
 class PooledCNN(MeanPooled):
@@ -33,9 +34,9 @@ class PooledCNN(MeanPooled):
         channels: Sequence[int] = (256, 256),
         kernel: int = 9,
         multi_label: bool = False,
-        **about: Any,
+        **kwargs: Any,
     ):
-        super().__init__(image_shape, num_classes, **about)
+        super().__init__(image_shape, num_classes, **kwargs)
         if len(channels) != 2 or min(channels) < 1 or kernel < 1:
             raise UserError(
                 f"PooledCNN: give two channels and a kernel, all at least 1, got {list(channels)} and {kernel}"
@@ -58,6 +59,7 @@ class PooledCNN(MeanPooled):
         self.head = nn.Linear(second, num_classes)
 
 
+@register_model
 def pooled_cnn(
     image_shape: Sequence[int] = (1, 28, 28), num_classes: int = 10, *, parameters: int | None = None, **options: Any
 ) -> PooledCNN:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torchcaps.errors import UserError
 from torchcaps.models.baselines.mean_pooled import MeanPooled
 from torchcaps.models.baselines.sizes import check_undecided, count_parameters, fit, largest, no_such_size
+from torchcaps.models.registry import register_model
 
 
 class Block(nn.Module):
@@ -58,9 +59,9 @@ class ResNet(MeanPooled):
         channels: Sequence[int] = (16, 32, 64),
         blocks: int = 3,
         multi_label: bool = False,
-        **about: Any,
+        **kwargs: Any,
     ):
-        super().__init__(image_shape, num_classes, **about)
+        super().__init__(image_shape, num_classes, **kwargs)
         if not channels or min(channels) < 1 or blocks < 1:
             raise UserError(
                 f"ResNet: channels and blocks must be at least 1, and there must be a stage, got {list(channels)} and "
@@ -81,6 +82,7 @@ class ResNet(MeanPooled):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
 
+@register_model
 def small_resnet(
     image_shape: Sequence[int] = (1, 28, 28), num_classes: int = 10, *, parameters: int | None = None, **options: Any
 ) -> ResNet:

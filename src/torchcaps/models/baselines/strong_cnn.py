@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torchcaps.errors import UserError
 from torchcaps.geometry import Affine, Lattice, view
 from torchcaps.layers.stem import ConvStem
-from torchcaps.models.base import ImageModel, Output
+from torchcaps.models.base import ImageModel, Output, constant_device
 from torchcaps.models.baselines.sizes import check_undecided, count_parameters, fit, largest, no_such_size
+from torchcaps.models.registry import register_model
 from torchcaps.ops.squash import at_least_float32
 
 MIN_WIDTH = 4
@@ -58,9 +59,9 @@ class StrongCNN(ImageModel):
         scales: Sequence[float] = (1.0,),
         views: int = 5,
         padding: int = 4,
-        **about: Any,
+        **kwargs: Any,
     ):
-        super().__init__(image_shape, num_classes, **about)
+        super().__init__(image_shape, num_classes, **kwargs)
         if width < MIN_WIDTH or features < 0:
             raise UserError(
                 f"StrongCNN: width must be at least {MIN_WIDTH} and features at least 0, got {width} and {features}"
@@ -76,7 +77,9 @@ class StrongCNN(ImageModel):
         self.answer, self.multi_label = answer, multi_label
         self.lattice_use, self.views, self.padding = lattice_use, views, padding
         self.lattice = _lattice(lattice_use, turn, turn_step, scales)
-        self.register_buffer("lattice_linear", self.lattice.poses().linear.float(), persistent=False)
+        with constant_device():
+            poses = self.lattice.poses()
+        self.register_buffer("lattice_linear", poses.linear.float(), persistent=False)
         channels, H, W = self.image_shape
         self.view_size = (H + 2 * padding, W + 2 * padding)
         self.stem = ConvStem(channels, width)
@@ -135,6 +138,7 @@ class StrongCNN(ImageModel):
         return (torch.logsumexp(t * scores_BGJ, dim=1) - math.log(scores_BGJ.shape[1])) / t
 
 
+@register_model
 def strong_cnn(
     image_shape: Sequence[int] = (1, 28, 28), num_classes: int = 10, *, parameters: int | None = None, **options: Any
 ) -> StrongCNN:

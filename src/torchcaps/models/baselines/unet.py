@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from torchcaps.errors import UserError
 from torchcaps.models.base import Output
+from torchcaps.models.registry import register_model
 from torchcaps.models.segmentation import SegmentationModel
 from torchcaps.ops.squash import at_least_float32
 
@@ -36,9 +37,9 @@ class UNet(SegmentationModel):
         channels: int = 64,
         depth: int = 4,
         batch_norm: bool = False,
-        **about: Any,
+        **kwargs: Any,
     ):
-        super().__init__(image_shape, num_classes, **about)
+        super().__init__(image_shape, num_classes, **kwargs)
         if channels < 1 or depth < 1:
             raise UserError(f"unet: channels and depth must be at least 1, got {channels} and {depth}")
         if depth > MAX_DEPTH:
@@ -76,6 +77,7 @@ class UNet(SegmentationModel):
         return Output(logits.sigmoid() if self.maps == 1 else logits.softmax(1), logits=logits)
 
 
+@register_model
 def unet(image_shape: Sequence[int] = (1, 256, 256), num_classes: int = 2, **options: Any) -> UNet:
     """The usual U-Net, 64 to 1024 channels: 31.0 million parameters for grey images and one positive class."""
     return UNet(image_shape, num_classes, **options)
