@@ -41,10 +41,10 @@ def predict(
     """Say what is on image files; of a model that finds masks, write these, and the images with them on top."""
     import torchcaps
     from torchcaps.models import SegmentationModel
-    from torchcaps.predict import check_finds, check_names, none_below, predict_file, segment_file
+    from torchcaps.predict import check_outputs, check_takes_images, familiarity_threshold, predict_file, segment_file
 
     loaded = torchcaps.load(model, make_device(device))
-    check_finds(loaded)
+    check_takes_images(loaded)
     if isinstance(loaded, SegmentationModel) != (out_ is not None):
         raise UserError(
             "--out is for models that find masks; this one names a class"
@@ -54,9 +54,9 @@ def predict(
     if out_ is not None:
         if reject:
             raise UserError("--reject is for models that name a class; this one finds masks")
-        check_names(images, out_)
+        check_outputs(images, out_)
     elif reject is None:
-        none_below(loaded)  # a mistake in it is told once, not for every file
+        familiarity_threshold(loaded)  # a mistake in it is told once, not for every file
     answers: list[dict[str, Any]] = []
     failed = 0
     for path in images:
@@ -81,7 +81,7 @@ def predict(
 
 
 def _show_classes(answers: list[dict[str, Any]]) -> None:
-    from torchcaps.predict import NONE
+    from torchcaps.predict import NONE_OF_THESE
 
     if "angle" in answers[0]["ranking"][0]:
         for answer in answers:
@@ -90,7 +90,7 @@ def _show_classes(answers: list[dict[str, Any]]) -> None:
         return
     rows = []
     for answer in answers:
-        found = ", ".join(answer["classes"]) or NONE
+        found = ", ".join(answer["classes"]) or NONE_OF_THESE
         second = answer["ranking"][1] if len(answer["ranking"]) > 1 else None
         rival = f"{second['class']} {second['length']:.3f}" if second else ""
         rows.append((answer["file"], found, f"{answer['ranking'][0]['length']:.3f}", rival))
@@ -99,11 +99,11 @@ def _show_classes(answers: list[dict[str, Any]]) -> None:
 
 def _standing_lines(answer: dict[str, Any]) -> list[str]:
     """A line for each class found: how present it is, and how it stands."""
-    from torchcaps.predict import NONE
+    from torchcaps.predict import NONE_OF_THESE
 
     if not answer["classes"]:
         nearest = answer["ranking"][0]
-        line = f"{answer['file']}  {NONE}  nearest {nearest['class']}  presence {nearest['length']:.2f}"
+        line = f"{answer['file']}  {NONE_OF_THESE}  nearest {nearest['class']}  presence {nearest['length']:.2f}"
         if "familiarity" in answer and answer["familiarity"] < answer["none_below"]:
             line += f"  familiarity {answer['familiarity']:.3g}, below {answer['none_below']:.3g}"
         return [line]
@@ -148,13 +148,13 @@ def generate(
 ) -> None:
     """Draw images from masks, each by noise of its own; or a film from one of them to another."""
     import torchcaps
-    from torchcaps.generate import drawing_model, generate_files, interpolate_files
+    from torchcaps.generate import generate_files, interpolate_files, require_synthesis
 
     if interpolate is None and frames is not None:
         raise UserError("--frames is for films: give --interpolate Z1 Z2 as well, or --n for so many images")
     if interpolate is not None and n is not None:
         raise UserError("--n is for single images: leave it away, or --interpolate; a film has --frames")
-    loaded = drawing_model(torchcaps.load(model, make_device(device)))
+    loaded = require_synthesis(torchcaps.load(model, make_device(device)))
     if interpolate is None:
         answers = generate_files(loaded, masks, out_, n or 4, seed, any_size)
     else:

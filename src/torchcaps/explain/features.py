@@ -13,7 +13,7 @@ from torchcaps.capsules import Capsules
 from torchcaps.errors import UserError
 from torchcaps.explain.style import STYLE, aspect_of, new_figure, plain_axes
 from torchcaps.models.capspix2pix import CapsPix2Pix
-from torchcaps.models.capsule_u import CapsuleU
+from torchcaps.models.capsule_unet import CapsuleUNet
 from torchcaps.models.evaluating import evaluating
 from torchcaps.models.segcaps import SegCaps
 
@@ -44,7 +44,7 @@ def feature_maps(model: nn.Module, image_CHW: Tensor) -> list[LayerMaps]:
     """
     if not isinstance(model, SegCaps):
         raise UserError(f"explain: a {type(model).__name__} has no capsules to look into; use segcaps")
-    return _maps(model, lambda: model.layers(model.padded(image_CHW[None].to(model.device))))
+    return _maps(model, lambda: model.layers(model.pad(image_CHW[None].to(model.device))))
 
 
 def drawing_maps(model: nn.Module, mask_HW: Tensor, noise_Z: Tensor) -> list[LayerMaps]:
@@ -55,7 +55,7 @@ def drawing_maps(model: nn.Module, mask_HW: Tensor, noise_Z: Tensor) -> list[Lay
     return _maps(model, lambda: model.layers(*inputs))
 
 
-def _maps(model: CapsuleU, answer: Callable[[], dict[str, Capsules]]) -> list[LayerMaps]:
+def _maps(model: CapsuleUNet, answer: Callable[[], dict[str, Capsules]]) -> list[LayerMaps]:
     children: dict[str, Capsules] = {}
     hooks = [
         layer.register_forward_pre_hook(lambda _, inputs, name=name: children.update({name: inputs[0]}))

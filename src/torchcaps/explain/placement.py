@@ -77,7 +77,7 @@ def lattice_lengths(model: PoseCaps, image: Tensor) -> Tensor:
     """
     with evaluating(model):
         asked = image[None].to(model.device)
-        seen = model.look_through(asked, model.lattice.poses().to(asked))
+        seen = model.encode_views(asked, model.lattice.poses().to(asked))
         return length(seen.capsules)[0].unflatten(0, model.lattice.shape).amax((2, 3))
 
 
@@ -86,9 +86,9 @@ def read_poses(model: PoseCaps, images: Tensor) -> Read:
     parts = []
     with evaluating(model):
         for some in images.split(LOOK_AT):
-            seen = model.look(some.to(model.device))
+            seen = model.encode(some.to(model.device))
             weights_BGJ, lengths_BJ, capsules_BJD = model.aggregate(seen)
-            parts.append(Read(lengths_BJ, capsules_BJD, model.place(seen, weights_BGJ)))
+            parts.append(Read(lengths_BJ, capsules_BJD, model.read_placement(seen, weights_BGJ)))
     lengths, capsules, placements = zip(*parts)
     placement = Placement._make(None if part[0] is None else torch.cat(part) for part in zip(*placements))
     return Read(torch.cat(lengths), torch.cat(capsules), placement)

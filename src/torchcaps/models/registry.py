@@ -66,7 +66,7 @@ def accepts_option(name: str, option: str) -> bool:
     if function is None:
         return False
     built = _class_of(function)
-    makers = [function, *([] if built is None else [built.__init__])]
+    makers: list[Callable[..., Any]] = [function, *([] if built is None else [built.__init__])]
     return any(option in inspect.signature(each).parameters for each in makers)
 
 
@@ -75,14 +75,14 @@ def list_models() -> list[str]:
     return sorted(MODELS)
 
 
-def _class_of(function: Callable[..., ImageModel]) -> type[ImageModel] | None:
+def _class_of(function: Any) -> type[ImageModel] | None:
     """The class itself, or the one that a function is annotated to return."""
-    if inspect.isclass(function):
-        return function
-    try:
-        built = inspect.signature(function, eval_str=True).return_annotation
-    except NameError:  # an annotation that only a type checker can read
-        built = function.__globals__.get(str(function.__annotations__.get("return")))
+    built = function
+    if not inspect.isclass(function):
+        try:
+            built = inspect.signature(function, eval_str=True).return_annotation
+        except NameError:  # another annotation is for type checkers only
+            built = function.__globals__.get(function.__annotations__.get("return"))
     return built if inspect.isclass(built) and issubclass(built, ImageModel) else None
 
 

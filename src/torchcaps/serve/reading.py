@@ -11,7 +11,7 @@ from torchcaps.errors import UserError
 from torchcaps.explain.placement import draw_placed, draw_upright, has_placement
 from torchcaps.explain.sweep import SWEEP, shifts
 from torchcaps.models import CapsuleModel, ImageModel, Output
-from torchcaps.predict import answer
+from torchcaps.predict import decide_classes
 from torchcaps.serve import answers, requests
 from torchcaps.serve.answers import numbers
 from torchcaps.serve.pictures import coloured, data_url
@@ -58,7 +58,7 @@ def look(served: ServedModel, image: Tensor, question: requests.PredictRequest) 
 
 def answered(model: ImageModel, image: Tensor, output: Output, reject: float | None) -> tuple[list[int], float | None]:
     """The classes that are answered, as `torchcaps predict` does, and how familiar the picture is if that decides."""
-    found, familiar = answer(model, image[None], output, reject)
+    found, familiar = decide_classes(model, image[None], output, reject)
     classes = [index for index in longest(output.lengths[0], output.lengths.shape[1]) if index in found]
     return classes, round(familiar["familiarity"], 6) if familiar else None
 

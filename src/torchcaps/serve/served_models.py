@@ -16,7 +16,7 @@ from torchcaps.explain.placement import has_placement
 from torchcaps.explain.votes import needs_votes, view
 from torchcaps.models import CapsuleModel, ImageModel, PoseCaps, SegmentationModel, SynthesisModel, load, shipped_models
 from torchcaps.models.files import file_beside
-from torchcaps.predict import none_below
+from torchcaps.predict import familiarity_threshold
 from torchcaps.serve import answers, pictures, requests
 
 Role = Literal["main", "overlap", "comparison"]
@@ -108,7 +108,7 @@ class ServedModel:
         kind: Literal["capsules", "poses", "cnn"] = "cnn"
         pose = iterations = grid = lattice = parts = None
         if has_placement(self.model):
-            kind, pose, parts = "poses", self.model.class_dim, ["x", "y", *self.model.read]
+            kind, pose, parts = "poses", self.model.class_dim, ["x", "y", *self.model.pose_parts]
             views = self.model.lattice
             lattice = answers.Lattice(
                 angles=list(views.angles),
@@ -134,7 +134,7 @@ class ServedModel:
             lattice=lattice,
             placement=parts,
             decoder=getattr(self.model, "decoder", None) is not None,
-            none_below=none_below(self.model),
+            none_below=familiarity_threshold(self.model),
             drawing=answers.Drawing(box=self.look.box, brush=self.look.brush),
             role=self.role,
             pairs=self.source == PAIRS,
@@ -173,7 +173,7 @@ def check_explorable(served: ServedModel) -> None:
     if not has_placement(model):
         needs_decoder(model, what)
         needs_votes(model, what)
-    none_below(model)  # a mistake in it is told once, not with every answer
+    familiarity_threshold(model)  # a mistake in it is told once, not with every answer
     blank = torch.zeros(1, *model.image_shape)
     with torch.inference_mode():
         found = [model(picture) for picture in (blank, blank + 1)]

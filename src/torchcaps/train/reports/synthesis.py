@@ -12,7 +12,7 @@ import torch
 from torchcaps import explain
 from torchcaps.explain.html import paragraph, picture, section
 from torchcaps.models import SynthesisModel
-from torchcaps.models.synthesis import draw_masks
+from torchcaps.models.synthesis import generate_images
 from torchcaps.train.reports.classification import write_page
 from torchcaps.train.tasks.synthesis import Drawings
 
@@ -46,7 +46,7 @@ def write_drawing_report(
 def _samples(model: SynthesisModel, drawings: Drawings) -> list[str]:
     masks = drawings.real.masks[:SHOWN]
     real = [image.float() / 255 for image in drawings.real.images[:SHOWN]]
-    each = [draw_masks(model, masks, seed) for seed in range(NOISES)]
+    each = [generate_images(model, masks, seed) for seed in range(NOISES)]
     figure = explain.figure_drawings(masks, real, [torch.stack(some) for some in zip(*each)])
     caption = "The first label maps that were held out, their real images, and what is drawn of them."
     return [picture(figure, "Label maps, real images and drawn ones", caption)]

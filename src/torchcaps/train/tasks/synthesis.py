@@ -14,7 +14,7 @@ from torchcaps.data import Crops, Resident, SegmentationDataset, tiles
 from torchcaps.errors import UserError
 from torchcaps.losses import combine
 from torchcaps.models import Output, SynthesisModel
-from torchcaps.models.synthesis import draw_masks
+from torchcaps.models.synthesis import generate_images
 from torchcaps.train.checkpoint import State
 from torchcaps.train.distributed import Distributed
 from torchcaps.train.nonfinite import Divergence
@@ -115,15 +115,15 @@ def duel(
             return drawing(masks, noise)
 
     def blame(masks: Tensor, images: Tensor, drawn: Tensor) -> Tensor:
-        both = torch.cat([generator.seen(masks, images), generator.seen(masks, drawn)])
+        both = torch.cat([generator.discriminator_input(masks, images), generator.discriminator_input(masks, drawn)])
         return task.blame(*telling(both).chunk(2))
 
     def please(masks: Tensor, images: Tensor, drawn: Tensor) -> tuple[Tensor, dict[str, Tensor], Tensor]:
-        *noticed, logits = discriminator.noticed(generator.seen(masks, drawn))
+        *noticed, logits = discriminator.features(generator.discriminator_input(masks, drawn))
         terms = task.terms(Output(logits, reconstruction=drawn), images, masks)
         if "features" in task.weights:
             with torch.no_grad():
-                real = discriminator.noticed(generator.seen(masks, images))
+                real = discriminator.features(generator.discriminator_input(masks, images))
             terms["features"] = losses.feature_loss(noticed, real[:-1])
         return combine(terms, task.weights), terms, task.correct(drawn.detach(), images)
 
@@ -191,7 +191,7 @@ def evaluate_drawings(model: SynthesisModel, segments: SegmentationDataset, task
     """The label maps of these images drawn, each with noise of its own that is the same every time; the loss is that of
     the distance from the real images alone."""
     real = tiles(segments, *model.image_shape[1:])
-    images = draw_masks(model, real.masks)
+    images = generate_images(model, real.masks)
     loss, right = 0.0, 0.0
     for drawn, image, mask in zip(images, real.images, real.masks):
         true = image[None].float() / 255
