@@ -62,7 +62,7 @@ class Standing(NamedTuple):
 
 def has_placement(model: nn.Module) -> TypeGuard[PoseCaps]:
     """Tell whether a model sees images through a lattice of poses, and says how each class stands."""
-    return all(hasattr(model, name) for name in ("lattice", "look", "place", "affine"))
+    return all(hasattr(model, name) for name in ("lattice", "encode", "read_placement", "affine"))
 
 
 def lattice_lengths(model: PoseCaps, image: Tensor) -> Tensor:
