@@ -25,7 +25,7 @@ from torchcaps.data.datasets.multimnist import TEST_SEED, draw_pairs
 from torchcaps.errors import UserError
 from torchcaps.models import SegmentationModel, SynthesisModel
 from torchcaps.models.segmentation import to_mask
-from torchcaps.models.synthesis import draw_masks
+from torchcaps.models.synthesis import generate_images
 from torchcaps.models.tiles import predict_map
 from torchcaps.robustness.charts import FIGURES
 from torchcaps.robustness.perturb import rotate
@@ -130,7 +130,7 @@ def synthesis_pictures() -> None:
     test = load_data(**model.trained_by["data"]).test
     assert test is not None
     masks, real = test.masks[:4], [image / 255 for image in test.images[:4]]
-    drawn = [torch.stack(some) for some in zip(*(draw_masks(model, masks, seed) for seed in range(3)))]
+    drawn = [torch.stack(some) for some in zip(*(generate_images(model, masks, seed) for seed in range(3)))]
     save("synthesis-drawings", explain.figure_drawings(masks, real, drawn))
     save(
         "synthesis-interpolation",

@@ -75,7 +75,7 @@ def test_predict_overwrites_neither_drawn_masks_nor_images(call, model, tmp_path
     (tmp_path / "masks").mkdir()
     for path in (tmp_path / "a.png", tmp_path / "masks" / "a.png"):
         Image.fromarray(np.full((20, 20), 7, dtype=np.uint8)).save(path)
-    for image, words in (("a.png", "is no mask of ours"), ("masks/a.png", "is no mask of ours")):
+    for image, words in (("a.png", "was not written by torchcaps"), ("masks/a.png", "was not written by torchcaps")):
         code, _, complaint = call("predict", model, tmp_path / image, "--out", tmp_path)
         assert code == 2
         assert words in " ".join(complaint.split())
@@ -147,10 +147,10 @@ def test_a_spoiled_folder_is_one_message_and_nothing_is_written(call, pairs, tmp
     [
         (["predict", "MODEL", "IMAGE"], "say where to write them with --out"),
         (["predict", "MODEL", "IMAGE", "IMAGE", "--out", "OUT"], "several images are called axons-00000"),
-        (["predict", "MODEL", "IMAGE", "--out", "PAIRS"], "whose own masks would be overwritten"),
+        (["predict", "MODEL", "IMAGE", "--out", "PAIRS"], "whose masks would be overwritten"),
         (["predict", "MODEL", "IMAGE", "--out", "OUT", "--reject", "0.5"], "--reject is for classifiers"),
         (["predict", "capsnet-digits", "IMAGE", "--out", "OUT"], "this one classifies images"),
-        (["explain", "MODEL", "IMAGE", "--out", "OUT", "--target", "axon"], "leave it away"),
+        (["explain", "MODEL", "IMAGE", "--out", "OUT", "--target", "axon"], "omit --target"),
         (["eval", "MODEL"], "does not say what it was trained on"),
         (["eval", "MODEL", "--data", "digits"], "this model segments images"),
         (["eval", "capsnet-digits", "--data", "PAIRS"], "this model names one class for a whole image"),

@@ -115,7 +115,7 @@ def test_masks_of_other_sizes_are_drawn_if_that_is_asked_for(call, models, tmp_p
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["generate", "MODEL", "LARGE"], "large.png is 40×32, and this model draws images of 32×32"),
+        (["generate", "MODEL", "LARGE"], "large.png is 40×32, and this model was trained on 32×32"),
         (["generate", "MODEL", "ODD", "--any-size"], "multiples of 8; they are 12×32"),
         (["generate", "MODEL", "COLOUR"], "save the masks with one channel"),
         (["generate", "MODEL", "GREYS"], "class ids are 0 to 1, or 0 and 255 alone"),
@@ -130,7 +130,7 @@ def test_masks_of_other_sizes_are_drawn_if_that_is_asked_for(call, models, tmp_p
         (["generate", "MASKS", "MASK"], "a UNet draws no images from masks"),
         (["generate", "DROPPED", "MASK", "--interpolate", "0", "1"], "the noise of this model is dropout"),
         (["predict", "MODEL", "MASK"], "use `torchcaps generate`"),
-        (["explain", "MODEL", "MASK", "--target", "1"], "leave it away"),
+        (["explain", "MODEL", "MASK", "--target", "1"], "omit --target"),
         (["explain", "MODEL", "MASK", "--against", "MASKS"], "draws no images"),
         (["explain", "MASKS", "MASK", "--against", "MODEL"], "are for models that draw"),
         (["eval", "MODEL"], "does not say what it was trained on"),

@@ -172,3 +172,17 @@ def test_models_without_a_placement_print_what_they_did(tmp_path, call):
     assert set(answer) == {"file", "classes", "ranking"}
     assert all(set(entry) == {"class", "length"} for entry in answer["ranking"])
     assert call("predict", tmp_path / "model", path)[1].split()[:4] == ["file", "class", "length", "next"]
+
+
+def test_the_decoder_runs_only_if_familiarity_decides(tmp_path):
+    model, path, runs = tiny(), draw(tmp_path / "a.png"), []
+    model.decoder.register_forward_hook(lambda *_: runs.append(1))
+    before = predict_file(model, path)
+    assert (runs, "familiarity" in before) == ([], False)
+    model.none_below = -100.0
+    familiar = predict_file(model, path)
+    assert len(runs) == 1
+    assert familiar["ranking"] == before["ranking"]
+    predict_file(model, path, reject=0.1)
+    assert len(runs) == 1
+    assert model.decoder is not None

@@ -23,7 +23,7 @@ from torchcaps.explain.require import require_decoder
 from torchcaps.explain.sweep import SWEEP
 from torchcaps.models import load
 from torchcaps.models.evaluating import evaluating
-from torchcaps.models.files import beside
+from torchcaps.models.files import file_beside
 
 PROPERTIES = ("width", "height", "slant", "thickness", "horizontal position", "vertical position")
 MIN_CORRELATION = 0.6  # for a dimension to be named
@@ -118,7 +118,7 @@ def meaning(correlations_P: Tensor) -> dict[str, Any]:
 def write_meanings(name: str) -> Path:
     """Measure a saved model on a sample of its training digits, and write meanings.json beside its weights."""
     model = load(name)
-    weights = beside(name, "model.safetensors")
+    weights = file_beside(name, "model.safetensors")
     source = model.trained_by.get("data")
     if source is None or weights is None:
         raise UserError(f"meanings: {name} does not record what it was trained on")

@@ -23,7 +23,7 @@ def classes(*lengths):
 
 def test_another_class_is_found_even_within_the_tolerance():
     ahead, behind = classes(0.50015, 0.5), classes(0.50006, 0.50009)
-    with pytest.raises(UserError, match="another class than the model in 1 of 2 images"):
+    with pytest.raises(UserError, match="another class in 1 of 2 images"):
         compare(Given("lengths"), lambda _: (behind,), (ahead,))
 
 
@@ -34,7 +34,7 @@ def test_classes_that_are_alike_but_for_rounding_may_change_places():
     answers = Given("lengths", "reconstruction")
     assert compare(answers, lambda _: (behind, other), (ahead, drawn)) == pytest.approx(1e-5, rel=0.1)
     other[1] = 2 * TOLERANCE
-    with pytest.raises(UserError, match="reconstruction differ from those of the model by up to 0.0002"):
+    with pytest.raises(UserError, match="reconstruction differs from the model's by up to 0.0002"):
         compare(answers, lambda _: (behind, other), (ahead, drawn))
 
 
@@ -46,7 +46,7 @@ def test_masks_must_be_the_same_where_they_are_decided(maps):
     assert compare(answers, lambda _: (lengths, masks), (lengths, masks)) == 0
     wrong = masks.clone()
     wrong[1, 2, 3] = 1 - wrong[1, 2, 3].clamp(max=1)
-    with pytest.raises(UserError, match="another class than the model in 1 of 60 pixels"):
+    with pytest.raises(UserError, match="another class in 1 of 60 pixels"):
         compare(answers, lambda _: (lengths, wrong), (lengths, masks))
     lengths[1, :, 2, 3] = 0.5
     assert compare(answers, lambda _: (lengths, wrong), (lengths, masks)) == 0
@@ -56,10 +56,10 @@ def test_masks_must_be_the_same_where_they_are_decided(maps):
 def test_numbers_that_differ_are_told(value):
     found = classes(0.3, 0.2)
     found[0, 0] = value
-    with pytest.raises(UserError, match="lengths differ .* nothing was written"):
+    with pytest.raises(UserError, match="lengths differs .* nothing was written"):
         compare(Given("lengths"), lambda _: (found,), (classes(0.3, 0.2),))
 
 
 def test_other_shapes_are_told():
-    with pytest.raises(UserError, match=r"lengths are \(1, 3\), those of the model \(2, 3\)"):
+    with pytest.raises(UserError, match=r"lengths has shape \(1, 3\), that of the model \(2, 3\)"):
         compare(Given("lengths"), lambda _: (torch.ones(1, 3),), (torch.ones(2, 3),))

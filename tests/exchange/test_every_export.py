@@ -13,11 +13,11 @@ import torchcaps
 from torchcaps.data import draw_axons
 from torchcaps.exchange.check import compare
 from torchcaps.exchange.onnx_file import runner, write_onnx
-from torchcaps.exchange.program import answers_of
+from torchcaps.exchange.program import export_wrapper
 from torchcaps.layers import ConvCaps2d, DeconvCaps2d
 from torchcaps.models import EMCapsNet, Output, SegmentationModel, SynthesisModel, create_model, shipped_models
-from torchcaps.models.capsule_u import CapsuleU
-from torchcaps.models.synthesis import noise_of
+from torchcaps.models.capsule_unet import CapsuleUNet
+from torchcaps.models.synthesis import noise_vectors
 
 TINY = {
     "image_shape": (1, 14, 14),
@@ -66,7 +66,7 @@ class TwoLayers(SegmentationModel):
 
 @pytest.mark.slow
 def test_local_routing_for_images_of_any_size(tmp_path):
-    answers = answers_of(TwoLayers())
+    answers = export_wrapper(TwoLayers())
     write_onnx(answers.model, tmp_path / "x.onnx")
     run = runner(tmp_path / "x.onnx")
     for size in ((8, 8), (2, 30), (26, 4)):
@@ -90,7 +90,7 @@ def inputs_of(model, count=200):
     if isinstance(model, SynthesisModel | SegmentationModel):
         axons = draw_axons(count, model.image_shape[1])
         if isinstance(model, SynthesisModel):
-            return torch.stack(axons.masks).long(), noise_of(0, range(count), model.z)
+            return torch.stack(axons.masks).long(), noise_vectors(0, range(count), model.z)
         return (torch.stack(axons.images).float() / 255,)
     return (digits(model.image_shape, count).contiguous(),)
 
@@ -99,10 +99,10 @@ def inputs_of(model, count=200):
 @pytest.mark.parametrize("name", shipped_models())
 def test_shipped_models_answer_alike_for_200_inputs(name, tmp_path):
     model = torchcaps.load(name)
-    if isinstance(model, (CapsuleU, EMCapsNet)) and not os.environ.get("TORCHCAPS_EVERY_EXPORT"):
+    if isinstance(model, (CapsuleUNet, EMCapsNet)) and not os.environ.get("TORCHCAPS_EVERY_EXPORT"):
         pytest.skip("half a minute of tracing; `make exports` does it")
     write_onnx(model, tmp_path / "x.onnx")
-    answers, run = answers_of(model), runner(tmp_path / "x.onnx")
+    answers, run = export_wrapper(model), runner(tmp_path / "x.onnx")
     inputs = inputs_of(model)
     parts = list(zip(*(each.split(20) for each in inputs)))
     worst = max(compare(answers, run, part) for part in parts)  # more than 1e-4 is an error

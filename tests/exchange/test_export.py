@@ -158,9 +158,9 @@ def test_mistakes_are_told_and_leave_nothing(small, call, tmp_path):
     for arguments, message in (
         (["capsnet-digit"], "did you mean 'capsnet-digits'"),
         ([small, "--to", "onx"], "--to onx: did you mean 'onnx'"),
-        ([small, "--to", "torch", "--opset", "20"], "--opset goes with --to onnx"),
-        ([small, "--opset", "11", "--out", tmp_path / "a.onnx"], "--opset 11: there are 18 to"),
-        ([small, "--opset", "99", "--out", tmp_path / "a.onnx"], "--opset 99: there are 18 to"),
+        ([small, "--to", "torch", "--opset", "20"], "--opset is for --to onnx"),
+        ([small, "--opset", "11", "--out", tmp_path / "a.onnx"], "--opset 11: choose from 18 to"),
+        ([small, "--opset", "99", "--out", tmp_path / "a.onnx"], "--opset 99: choose from 18 to"),
         ([small, "--out", tmp_path / "a.bin"], "give a file that ends in .onnx"),
         ([small, "--to", "aoti", "--out", tmp_path / "a.onnx"], "give a file that ends in .pt2"),
         ([small, "--out", tmp_path], "that is a folder"),
@@ -211,5 +211,5 @@ def test_a_difference_is_found_and_nothing_is_written(small, call, tmp_path, mon
     monkeypatch.setattr(onnx_file, "runner", off)
     code, _, complaint = call("export", small, "--out", tmp_path / "new" / "x.onnx")
     assert code == 2
-    assert "lengths differ from those of the model by up to 0.0002" in complaint
+    assert "lengths differs from the model's by up to 0.0002" in complaint
     assert list(tmp_path.iterdir()) == []

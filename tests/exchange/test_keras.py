@@ -124,11 +124,17 @@ def test_weights_without_a_decoder(tmp_path):
     [
         (lambda layers: layers.pop("digitcaps"), "have no digitcaps/W"),
         (lambda layers: layers["conv1"].pop("bias"), "have no conv1/bias"),
-        (lambda layers: layers.update(attention={"kernel": np.ones(3)}), "no place is known for attention/kernel"),
+        (lambda layers: layers.update(attention={"kernel": np.ones(3)}), "these tensors are unknown: attention/kernel"),
         (lambda layers: layers["conv1"].update(bias=np.ones(3)), r"conv1/bias is \(3,\); it should be \(7\)"),
-        (lambda layers: layers["digitcaps"].update(W=np.ones((J, 13, D, K))), "for 13 capsules of 4; 12 channels make"),
-        (lambda layers: layers["dense_11"].update(kernel=np.ones((13, 9)), bias=np.ones(9)), "are not those of 3×3"),
-        (lambda layers: layers["dense_11"].update(kernel=np.ones((13, 7)), bias=np.ones(7)), "7 values, which are no"),
+        (
+            lambda layers: layers["digitcaps"].update(W=np.ones((J, 13, D, K))),
+            "for 13 capsules of 4; 12 channels do not make",
+        ),
+        (
+            lambda layers: layers["dense_11"].update(kernel=np.ones((13, 9)), bias=np.ones(9)),
+            "images of 3×3 .* do not give",
+        ),
+        (lambda layers: layers["dense_11"].update(kernel=np.ones((13, 7)), bias=np.ones(7)), "7 values, which are not"),
     ],
     ids=["no W", "no bias", "too much", "shape", "capsules", "pixels", "not square"],
 )
@@ -147,9 +153,9 @@ def test_other_files_are_told(call, tmp_path):
         file.attrs["layer_names"] = [b"conv1"]
         file.create_group("conv1").attrs["weight_names"] = [b"conv1/kernel:0"]
     messages = {
-        "text": "cannot be read as a weights file of Keras 2: it is no HDF5 file\n",
+        "text": "cannot be read as a weights file of Keras 2: it is not an HDF5 file\n",
         "other": "names no layers",
-        "gone": "named in the file, but",
+        "gone": "listed in the file, but",
     }
     for name, message in messages.items():
         code, printed, complaint = call("convert", tmp_path / f"{name}.h5", "--from", "keras", "--out", tmp_path / "x")
@@ -165,12 +171,14 @@ def test_what_is_no_list_of_names_is_told_in_words(names, tmp_path):
     path = tmp_path / "w.h5"
     with h5py.File(path, "w") as file:
         file.attrs["layer_names"] = names
-    with pytest.raises(UserError, match=f"^{path} is not a weights file of Keras 2: layer_names is no list of names$"):
+    with pytest.raises(
+        UserError, match=f"^{path} is not a weights file of Keras 2: layer_names is not a list of names$"
+    ):
         read_h5(path)
     with h5py.File(path, "w") as file:
         file.attrs["layer_names"] = [b"conv1"]
         file.create_group("conv1").attrs["weight_names"] = names
-    with pytest.raises(UserError, match="weight_names of /conv1 is no list of names$"):
+    with pytest.raises(UserError, match="weight_names of /conv1 is not a list of names$"):
         read_h5(path)
 
 
@@ -179,7 +187,7 @@ def test_a_layer_that_is_not_there_is_told_in_words(name, tmp_path):
     with h5py.File(tmp_path / "w.h5", "w") as file:
         file.attrs["layer_names"] = [name]
         file["numbers"] = np.ones(3)
-    with pytest.raises(UserError, match="w.h5 is not a weights file of Keras 2: it names a layer .*that it has not$"):
+    with pytest.raises(UserError, match="w.h5 is not a weights file of Keras 2: it names a layer .*that is missing$"):
         read_h5(tmp_path / "w.h5")
 
 
@@ -187,8 +195,8 @@ def test_a_file_cannot_borrow_from_others_or_claim_any_size(tmp_path):
     (tmp_path / "secret").write_bytes(bytes(400))
     with h5py.File(tmp_path / "other.h5", "w") as file:
         file["kernel"] = np.ones(100, np.float32)
-    elsewhere = "lies in another file, which is not read"
-    for name, message in (("external", elsewhere), ("linked", elsewhere), ("huge", "which no weights are")):
+    elsewhere = "is stored in another file, which is not read"
+    for name, message in (("external", elsewhere), ("linked", elsewhere), ("huge", "which cannot be a weight")):
         with h5py.File(tmp_path / f"{name}.h5", "w") as file:
             file.attrs["layer_names"] = [b"conv1"]
             group = file.create_group("conv1")

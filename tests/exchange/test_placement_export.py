@@ -14,7 +14,7 @@ from torchcaps.exchange.check import compare
 from torchcaps.exchange.export import export
 from torchcaps.exchange.onnx_file import write_onnx
 from torchcaps.exchange.packages import METADATA
-from torchcaps.exchange.program import answers_of
+from torchcaps.exchange.program import export_wrapper
 from torchcaps.models import create_model
 
 POSE = ("x", "y", "angle", "scale", "spread")
@@ -67,7 +67,7 @@ def agrees(model, outputs, images):
 def test_onnx_says_how_classes_stand_for_any_batch(name, options, tmp_path):
     model = posecaps(name, **options)
     model.none_below = 1.75
-    model.read_thickness_by(torch.rand(model.num_classes, model.types * model.dim + 1))
+    model.set_thickness_weight(torch.rand(model.num_classes, model.types * model.dim + 1))
     assert write_onnx(model, tmp_path / "x.onnx").difference < 1e-5
     session = onnxruntime.InferenceSession(tmp_path / "x.onnx", providers=["CPUExecutionProvider"])
     names = [each.name for each in session.get_outputs()]
@@ -129,7 +129,7 @@ def answer(angle=(10.0, 179.99999), spread=(5.0, 5.0), drawn=0.0):
 def test_angles_are_compared_up_to_whole_turns_and_in_radians():
     assert compare(Given(), lambda _: answer(angle=(370.0, -179.99999)), answer()) < 1e-6
     assert compare(Given(), lambda _: answer(angle=(10.005, 179.99999)), answer()) == pytest.approx(8.7e-5, rel=0.01)
-    with pytest.raises(torchcaps.UserError, match="angle differ .* by up to 0.00017 radians"):
+    with pytest.raises(torchcaps.UserError, match="angle differs .* by up to 0.00017 radians"):
         compare(Given(), lambda _: answer(angle=(10.01, 179.99999)), answer())
     with pytest.raises(torchcaps.UserError, match="spread differ"):
         compare(Given(), lambda _: answer(spread=(5.01, 5.0)), answer())
@@ -153,7 +153,7 @@ def test_another_familiarity_is_told_unless_two_classes_tie():
         return torch.tensor([[0.9, second]]), torch.tensor([familiarity])
 
     assert compare(Scored(), lambda _: scored(0.1, 2.00005), scored(0.1, 2.0)) == pytest.approx(5e-5, rel=0.02)
-    with pytest.raises(torchcaps.UserError, match="familiarity differ .* by up to 0.01,"):
+    with pytest.raises(torchcaps.UserError, match="familiarity differs .* by up to 0.01,"):
         compare(Scored(), lambda _: scored(0.1, 2.01), scored(0.1, 2.0))
     assert compare(Scored(), lambda _: scored(0.9, 2.5), scored(0.9, 2.0)) == 0
 
@@ -167,10 +167,10 @@ def test_places_count_less_the_shorter_their_class():
 
     assert compare(Placed(), lambda _: placed((5.0, 3.0002)), placed((5.0, 3.0))) == pytest.approx(8e-5, rel=0.02)
     for wrong in ((5.0002, 3.0), (5.0, 3.001)):
-        with pytest.raises(torchcaps.UserError, match="x differ .* pixels"):
+        with pytest.raises(torchcaps.UserError, match="x differs .* pixels"):
             compare(Placed(), lambda _, wrong=wrong: placed(wrong), placed((5.0, 3.0)))
 
 
 def test_models_without_a_placement_have_no_more_outputs():
     model = create_model("baseline_cnn", image_shape=(1, 16, 16), channels=(2, 2, 2), kernel=3, hidden=(4,))
-    assert answers_of(model).outputs == ("lengths",)
+    assert export_wrapper(model).outputs == ("lengths",)

@@ -180,24 +180,24 @@ def test_couplings_of_a_port(tmp_path):
     torch.testing.assert_close(couplings.sum(1), torch.ones(2, J))
 
 
-NO_WEIGHTS = "w.pt: .*, which no weights are"
+NO_WEIGHTS = "w.pt: .*: weights must be dense floating-point tensors with all values in the file"
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (lambda state: state.pop("conv1.bias"), "have no conv1.bias; they have decoder.0.bias"),
-        (lambda state: state.update(extra=torch.ones(1)), "no place is known for extra"),
+        (lambda state: state.update(extra=torch.ones(1)), "these tensors are unknown: extra"),
         (lambda state: state.update({"conv1.bias": torch.ones(2)}), r"conv1.bias is \(2,\); it should be \(7\)"),
-        (lambda state: state.update({"conv1.bias": torch.ones(7).long()}), "of torch.int64, which no weights are"),
+        (lambda state: state.update({"conv1.bias": torch.ones(7).long()}), "of torch.int64: weights must be dense"),
         (lambda state: state.update({"conv1.weight": torch.ones(1, 1, 1, 1).expand(7, 1, 9, 9)}), NO_WEIGHTS),
         (lambda state: state.update({"conv1.weight": torch.ones(7, 1, 9, 9).to_sparse()}), NO_WEIGHTS),
         (lambda state: state.update({"conv1.weight": torch.ones(7, 1, 9, 9, device="meta")}), NO_WEIGHTS),
         (lambda state: state.update({"digitcaps.weight": torch.ones(5, 12, 6, 0)}), NO_WEIGHTS),
-        (lambda state: state["conv1.bias"].fill_(float("nan")), "w.pt: .*conv.bias is not all numbers"),
+        (lambda state: state["conv1.bias"].fill_(float("nan")), "w.pt: .*conv.bias has values that are NaN"),
         (lambda state: state.update({"conv1.weight": torch.ones(7, 1, 3, 9)}), "w.pt: .*do not fit one another"),
         (lambda state: state.update({"primarycaps.conv2d.weight": torch.ones(12, 6, 9, 9)}), "do not fit one another"),
-        (lambda state: state.pop("digitcaps.weight"), "weights of no port that is known"),
+        (lambda state: state.pop("digitcaps.weight"), "not the weights of a known port"),
     ],
     ids=[
         "missing",
@@ -224,7 +224,7 @@ def test_what_does_not_fit_is_named(change, message, tmp_path):
 
 def test_routing_over_the_batch_is_refused(tmp_path):
     torch.save({"digit_capsules.W": torch.ones(1, I, J, D, K)}, tmp_path / "w.pt")
-    with pytest.raises(UserError, match="routes by the mean over a batch"):
+    with pytest.raises(UserError, match="averages routing logits over a batch"):
         convert(tmp_path / "w.pt", "pytorch")
 
 
@@ -241,7 +241,7 @@ def test_no_pickle_is_executed(by, call, tmp_path):
     by({**guo(), "harm": Malicious(tmp_path / "harmed")}, tmp_path / "w.pt")
     code, printed, complaint = call("convert", tmp_path / "w.pt", "--from", "pytorch", "--out", tmp_path / "model")
     assert (code, printed) == (2, "")
-    assert "is not a file of tensors, and nothing else is read" in complaint
+    assert "is not a file of tensors: " in complaint
     assert sorted(path.name for path in tmp_path.iterdir()) == ["w.pt"]
 
 
@@ -254,13 +254,13 @@ def test_files_of_other_things_are_told_in_words(call, tmp_path):
     (tmp_path / "empty.pt").touch()
     (tmp_path / "text.pt").write_text("hello world")
     (tmp_path / "words.pt").write_text("the weights of my model")
-    foreign = "nothing else is read: it does not begin as what torch.save writes. Save a state_dict() with that\n"
+    foreign = "not a file of tensors: it does not begin like a file of torch.save. Save a state_dict() with that\n"
     for name, message in {
-        "list": "holds no state dict: names with a tensor each\n",
-        "model": "it holds torch.nn.modules.linear.Linear. If it is a whole model, load it where its code is and save",
-        "half": "nothing else is read: it is damaged, or holds other things. Copy it once more, or save a state_dict()",
+        "list": "holds no state dict, which maps names to tensors\n",
+        "model": "it holds torch.nn.modules.linear.Linear. If it is a whole model, load it with its own code and save",
+        "half": "not a file of tensors: it is damaged, or holds other objects. Copy it again, or save a state_dict()",
         "pickle": foreign,
-        "empty": "nothing else is read: it is empty\n",
+        "empty": "not a file of tensors: it is empty\n",
         "text": foreign,
         "words": foreign,
     }.items():

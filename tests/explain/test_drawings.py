@@ -10,7 +10,7 @@ from torchcaps.errors import UserError
 from torchcaps.explain.files import write_gif, write_png
 from torchcaps.losses import IGNORED
 from torchcaps.models import create_model
-from torchcaps.models.synthesis import noise_of
+from torchcaps.models.synthesis import noise_vectors
 
 
 @pytest.fixture
@@ -28,13 +28,13 @@ def test_a_walk_begins_and_ends_at_the_two_images(model, mask):
     assert interpolation.images.shape == (4, 1, 16, 16)
     assert interpolation.features.shape == (4, 4, 16, 16)
     with torch.no_grad():
-        ends = model.eval()(mask.long().expand(2, -1, -1), noise_of(1, (2, 5), model.z))
+        ends = model.eval()(mask.long().expand(2, -1, -1), noise_vectors(1, (2, 5), model.z))
     torch.testing.assert_close(interpolation.images[[0, -1]], ends)
-    torch.testing.assert_close(interpolation.images, model.image_of(interpolation.features).detach())
+    torch.testing.assert_close(interpolation.images, model.to_image(interpolation.features).detach())
 
 
 def test_the_capsules_of_every_layer_of_a_drawing(model, mask):
-    noise = noise_of(0, [0], model.z)[0]
+    noise = noise_vectors(0, [0], model.z)[0]
     layers = explain.drawing_maps(model, mask, noise)
     assert [layer.name for layer in layers][:2] == ["conv", "primary"]
     assert layers[-1].pose.shape == (1, 4, 16, 16)

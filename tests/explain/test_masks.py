@@ -64,7 +64,7 @@ def test_the_capsules_of_every_layer_and_where_they_were_routed():
     model, image = small(), torch.rand(1, 12, 20)
     maps = explain.feature_maps(model, image)
     with torch.no_grad():
-        layers = model.layers(model.padded(image[None]))
+        layers = model.layers(model.pad(image[None]))
     assert [each.name for each in maps] == list(layers)
     for each in maps:
         torch.testing.assert_close(each.pose, layers[each.name].pose[0])

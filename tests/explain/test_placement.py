@@ -54,7 +54,7 @@ def test_lattice_lengths_are_those_of_the_pose_at_that_place(model, image):
     for a, s in ((0, 2), (3, 0)):
         angle, scale = torch.tensor([model.lattice.angles[a]]), torch.tensor([model.lattice.scales[s]])
         with torch.no_grad():
-            seen = model.look_through(image[None], Affine.of(angle=angle, scale=scale))
+            seen = model.encode_views(image[None], Affine.of(angle=angle, scale=scale))
         torch.testing.assert_close(lengths[a, s], length(seen.capsules)[0, 0])
 
 
@@ -62,7 +62,7 @@ def test_stretches_and_shears_are_reduced_to_the_largest_length():
     model = make((1, 12, 12), search="full", stretches=(0.8, 1.0, 1.25), shears=(-0.2, 0.2))
     image = torch.rand(1, 12, 12)
     with torch.no_grad():
-        every = length(model.look(image[None]).capsules)[0]
+        every = length(model.encode(image[None]).capsules)[0]
     torch.testing.assert_close(explain.lattice_lengths(model, image), every.view(5, 1, 6, 3).amax(2))
     assert set(explain.sweep_pose(model, image)) == set(POSE_SWEEP)
 

@@ -17,7 +17,7 @@ from safetensors.torch import save
 
 from torchcaps.data.datasets.cifar import FOLDER, RECORD, TEST_FILES, TRAIN_FILES
 from torchcaps.models import create_model
-from torchcaps.models.files import describe
+from torchcaps.models.files import make_config
 from torchcaps.train.recipe import load_recipe
 
 PLAIN, PACKED = b"\0", b"\1"
@@ -153,7 +153,7 @@ def small_models() -> tuple[torch.nn.Module, ...]:
 
 def model() -> list[bytes]:
     files = [
-        save(dict(each.state_dict()), {"format": "pt", "torchcaps": json.dumps(describe(each))})
+        save(dict(each.state_dict()), {"format": "pt", "torchcaps": json.dumps(make_config(each))})
         for each in small_models()
     ]
     return [PLAIN + file for file in files] + [PACKED + in_two(file) for file in files]

@@ -10,12 +10,12 @@ from safetensors.torch import save_file
 
 from torchcaps.errors import UserError
 from torchcaps.models import load, save
-from torchcaps.models.files import describe
+from torchcaps.models.files import make_config
 
 
 def write(model, path, change=None, tensors=None):
     """A weights file whose config, or tensors, are not what they should be."""
-    config = describe(model)
+    config = make_config(model)
     if change:
         change(config)
     save_file(model.state_dict() if tensors is None else tensors, path, {"torchcaps": json.dumps(config)})

@@ -135,7 +135,7 @@ def test_learns_digits():
     [
         ({"image_shape": (1, 10, 40)}, "images of 10×40 are too small.*at least 11×11.*data.image_size"),
         ({"channels": (4, 8)}, r"channels must be 4 numbers, got \(4, 8\)"),
-        ({"dim": 3}, "8 channels do not make capsules of 3 dimensions"),
+        ({"dim": 3}, "dim must divide the last channels, got 3 and 8"),
         ({"decoder": "big"}, "decoder must be 'auto', 'dense', 'conv' or 'none', got 'big'"),
         ({"iterations": 3}, "model efficient_capsnet: got an unexpected keyword argument 'iterations'"),
     ],

@@ -17,7 +17,7 @@ import torchcaps
 from torchcaps.errors import UserError
 from torchcaps.models import CNN, CapsNet, create_model, list_models, load, save, shipped_models
 from torchcaps.models import files as model_files
-from torchcaps.models.files import describe
+from torchcaps.models.files import make_config
 
 
 def test_preprocessing_and_names_are_kept(tmp_path):
@@ -33,7 +33,7 @@ def test_preprocessing_and_names_are_kept(tmp_path):
     images = torch.rand(2, 3, 14, 15)
     assert torch.equal(loaded(images).lengths, model(images).lengths)
     config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
-    assert config == json.loads(json.dumps(describe(model)))
+    assert config == json.loads(json.dumps(make_config(model)))
 
 
 def test_what_is_set_after_making_is_kept(small, tmp_path):
@@ -55,7 +55,7 @@ def test_saving_twice_leaves_only_the_second(small, tmp_path):
 
 def test_weights_stored_in_half_precision_load_as_float32(small, tmp_path):
     halves = {name: tensor.half() for name, tensor in small.state_dict().items()}
-    save_file(halves, tmp_path / "half.safetensors", {"torchcaps": json.dumps(describe(small))})
+    save_file(halves, tmp_path / "half.safetensors", {"torchcaps": json.dumps(make_config(small))})
     loaded = load(tmp_path / "half.safetensors")
     assert {parameter.dtype for parameter in loaded.parameters()} == {torch.float32}
     images = torch.rand(2, 1, 14, 14)
@@ -131,7 +131,7 @@ def test_unknown_names_suggest_the_nearest():
 
 def test_from_pretrained_does_not_ignore_other_arguments(small, tmp_path):
     small.save_pretrained(tmp_path)
-    with pytest.raises(UserError, match="keeps its arguments; leave num_classes away"):
+    with pytest.raises(UserError, match="keeps its arguments; omit num_classes"):
         CapsNet.from_pretrained(tmp_path, num_classes=7)
 
 

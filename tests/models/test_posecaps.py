@@ -13,7 +13,8 @@ from torchcaps.errors import UserError
 from torchcaps.geometry import pixel_places
 from torchcaps.losses import margin_loss, reconstruction_loss
 from torchcaps.models import Output, Placement, PoseCaps, create_model, load, save
-from torchcaps.models.posecaps import GAUGE, NEAR, TINY, UNITS
+from torchcaps.models._posecaps_views import EPS, FIRST_VIEW_RANGE, UNITS
+from torchcaps.models.posecaps import GAUGE_WEIGHT
 from torchcaps.robustness import perturb
 
 SMALL = {"width": 2, "types": 2, "dim": 3, "class_dim": 4, "padding": 2, "hidden": 5}
@@ -78,26 +79,28 @@ def reference(model, image):
         for j in range(J):
             v = squashed(model.bias[j] + sum(model.weight[t, j] @ mean[t] for t in range(T)))
             along = [v / v.norm() @ sum(model.weight[t, j] @ u[t, r, c] for t in range(T)) for r, c in places]
-            share = torch.stack(along).relu() / (torch.stack(along).relu().sum() + TINY)
+            share = torch.stack(along).relu() / (torch.stack(along).relu().sum() + EPS)
             centre = image.new_tensor([[4 * c - (w - 1) / 2, 4 * r - (h - 1) / 2] for r, c in places])
             capsules.append(v)
-            votes.append(torch.stack([own[name] + UNITS[name] * further[j, i] for i, name in enumerate(model.read)]))
+            votes.append(
+                torch.stack([own[name] + UNITS[name] * further[j, i] for i, name in enumerate(model.pose_parts)])
+            )
             centres.append(pose @ (share @ centre))
     capsules, votes, centres = (torch.stack(each).unflatten(0, (-1, J)) for each in (capsules, votes, centres))
     lengths = capsules.norm(dim=-1, keepdim=True)
     weights = (model.sharpness * lengths).softmax(0)
     presence, mean = (model.sharpness * lengths).exp().mean(0).log() / model.sharpness, (weights * capsules).sum(0)
-    found = dict(zip(model.read, (weights * votes).sum(0).unbind(-1)))
+    found = dict(zip(model.pose_parts, (weights * votes).sum(0).unbind(-1)))
     found = {name: value.exp() if name in ("scale", "stretch") else value for name, value in found.items()}
     found["angle"] = (weights[..., 0] * torch.exp(1j * votes[..., 0].deg2rad())).sum(0).angle().rad2deg()
     found["x"], found["y"] = ((weights * centres).sum(0) + image.new_tensor([W - 1, H - 1]) / 2).unbind(-1)
     turned = (votes[..., 0] - found["angle"] + 180) % 360 - 180
-    found["spread"] = ((weights[..., 0] * turned.square()).sum(0) + TINY).sqrt()
-    units, even = image.new_tensor([UNITS[name] for name in model.read]), votes.mean(0)
+    found["spread"] = ((weights[..., 0] * turned.square()).sum(0) + EPS).sqrt()
+    units, even = image.new_tensor([UNITS[name] for name in model.pose_parts]), votes.mean(0)
     even[:, 0] = torch.exp(1j * votes[..., 0].deg2rad()).mean(0).angle().rad2deg()
     apart = votes - even
     apart[..., 0] = (apart[..., 0] + 180) % 360 - 180
-    found["disagreement"] = ((apart / units).square().mean(0) + GAUGE * (even / units).square()).sum(-1)
+    found["disagreement"] = ((apart / units).square().mean(0) + GAUGE_WEIGHT * (even / units).square()).sum(-1)
     return {"lengths": presence[:, 0], "poses": presence * mean / mean.norm(dim=-1, keepdim=True), **found}
 
 
@@ -134,7 +137,7 @@ def test_a_quarter_turn_of_the_image_turns_the_answer(side):
     model = made((3, side, side), **CIRCLE)
     images = photographs(model)
     turned = images.rot90(1, (2, 3))
-    lengths, shifted = (model.look(each).capsules.norm(dim=-1) for each in (images, turned))
+    lengths, shifted = (model.encode(each).capsules.norm(dim=-1) for each in (images, turned))
     assert_close(shifted, lengths.roll(1, 1))
     assert lengths.std(1).min() > 1e-5  # views differ
     before, after = model(images), model(turned)
@@ -231,9 +234,9 @@ def test_several_classes_at_once(dtype):
 def test_the_placement_of_some_classes_is_that_of_all(training):
     model = made(**SHEAR, thickness=True).train(training)
     model.thickness_weight.uniform_(0, 1)
-    seen, ids = model.look(photographs(model, 2)), torch.tensor([[2, 0], [1, 1]])
+    seen, ids = model.encode(photographs(model, 2)), torch.tensor([[2, 0], [1, 1]])
     weights = model.aggregate(seen)[0]
-    for some, all in zip(model.place(seen, weights, ids), model.place(seen, weights)):
+    for some, all in zip(model.read_placement(seen, weights, ids), model.read_placement(seen, weights)):
         assert_close(some, all.gather(1, ids))
 
 
@@ -291,17 +294,17 @@ def test_drawings_stand_as_placed(angle, tolerance, more, change):
 def test_training_draws_other_views_each_step_from_the_seed():
     model, images = made(**SHEAR, views=4).train(), torch.rand(50, 3, 9, 11, dtype=torch.float64)
     torch.manual_seed(3)
-    first, second = model.look(images[:2]), model.look(images[:2])
+    first, second = model.encode(images[:2]), model.encode(images[:2])
     assert not torch.equal(first.poses.linear, second.poses.linear)
     assert not torch.equal(first.poses.linear[0], first.poses.linear[1])
     torch.manual_seed(3)
-    again = model.look(images[:2])
+    again = model.encode(images[:2])
     assert torch.equal(again.poses.linear, first.poses.linear)
     assert torch.equal(again.capsules, first.capsules)
     parts = model._random_poses(images).parts()
     assert parts.x.shape == (50, 4)
     assert parts.x.abs().max() <= 0.5
-    assert parts.angle[:, 0].abs().max() <= NEAR * 15 + 1e-3
+    assert parts.angle[:, 0].abs().max() <= FIRST_VIEW_RANGE * 15 + 1e-3
     for part, low, high in ((parts.angle, -15, 15), (parts.scale, 0.8, 1), (parts.stretch, 0.8, 1.25)):
         assert low - 1e-3 <= part[:, 1:].min() < low + 0.1 * (high - low)
         assert high - 0.1 * (high - low) < part[:, 1:].max() <= high + 1e-3
@@ -309,7 +312,7 @@ def test_training_draws_other_views_each_step_from_the_seed():
 
 def test_without_random_views_training_looks_through_the_lattice():
     model = made(views=0).train()
-    assert torch.equal(model.look(photographs(model)).poses.linear, model.lattice.poses().linear)
+    assert torch.equal(model.encode(photographs(model)).poses.linear, model.lattice.poses().linear)
 
 
 def test_training_views_go_all_round_a_full_circle():
@@ -402,7 +405,7 @@ def test_wrong_options_are_named(options, message):
 )
 def test_coarse_search(turn, angles):
     model = made(search="coarse", turn=turn, turn_step=15)
-    poses = model.look(photographs(model)).poses.parts()
+    poses = model.encode(photographs(model)).poses.parts()
     torch.testing.assert_close(poses.angle, torch.tensor(angles).double(), atol=1e-4, rtol=0)
     assert_close(poses.scale, torch.ones(len(angles)).double(), atol=1e-6)
 
@@ -411,8 +414,8 @@ def test_groups_of_views_are_those_of_all_at_once():
     model = made(turn=60)
     images, poses = photographs(model, 2), model.lattice.poses()
     with torch.no_grad():  # in groups
-        parts = model.look_through(images, poses)
-    for part, whole in zip(parts[1:], model.look_through(images, poses)[1:]):
+        parts = model.encode_views(images, poses)
+    for part, whole in zip(parts[1:], model.encode_views(images, poses)[1:]):
         assert part.shape[1] == len(model.lattice) == 18
         assert_close(part, whole)
 

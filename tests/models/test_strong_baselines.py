@@ -87,9 +87,9 @@ def test_largest():
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("strong_cnn", {"parameters": 500}, "no network of 500 parameters.*ask for more"),
-        ("pooled_cnn", {"parameters": 50}, "no network of 50 parameters.*ask for more"),
-        ("small_resnet", {"parameters": 50}, "no network of 50 parameters.*ask for more"),
+        ("strong_cnn", {"parameters": 500}, "no network of 500 parameters.*give a larger number"),
+        ("pooled_cnn", {"parameters": 50}, "no network of 50 parameters.*give a larger number"),
+        ("small_resnet", {"parameters": 50}, "no network of 50 parameters.*give a larger number"),
         ("strong_cnn", {"parameters": 9_000, "width": 4}, "decides width; omit one"),
         ("matched_cnn", {"parameters": 9_000, "hidden": (4,)}, "decides hidden; omit one"),
         ("strong_cnn", {"width": 3}, "width must be at least 4"),
@@ -101,7 +101,7 @@ def test_largest():
         ("strong_cnn", {"lattice_use": "train", "turn": 30, "views": 1}, "set lattice_use='none'"),
         ("strong_cnn", {"padding": -1}, "padding at least 0"),
         ("pooled_cnn", {"image_shape": (1, 16, 30)}, "at least 17×17, got 16×30; enlarge them"),
-        ("pooled_cnn", {"channels": (4,)}, "give two channels"),
+        ("pooled_cnn", {"channels": (4,)}, "channels must be two numbers"),
         ("small_resnet", {"blocks": 0}, "must be at least 1"),
     ],
 )
@@ -193,7 +193,7 @@ def test_gradients_reach_every_parameter(options):
 
 def test_views_are_drawn_anew_from_the_seed():
     model, images = small(lattice_use="train", views=3, **LATTICE), torch.rand(4, 1, 12, 12)
-    draws = {tuple(model._drawn().tolist()) for _ in range(20)}
+    draws = {tuple(model._random_indices().tolist()) for _ in range(20)}
     assert len(draws) > 10
     assert {draw[0] for draw in draws} == {model.lattice.identity}
     assert all(len(set(draw)) == 3 for draw in draws)

@@ -9,7 +9,7 @@ from torchcaps.data import SegmentationDataset, draw_axons, load_data, mask_sour
 from torchcaps.errors import UserError
 from torchcaps.metrics.similarity import features_of, kid, ssim
 from torchcaps.models import create_model, load
-from torchcaps.models.synthesis import draw_masks
+from torchcaps.models.synthesis import generate_images
 from torchcaps.train import loop, run
 from torchcaps.train.callbacks import Callback, RunCallback
 from torchcaps.train.checkpoint import load_checkpoint
@@ -210,7 +210,7 @@ def test_it_learns_where_to_draw_what():
     with run.seeded(0, torch.device("cpu")):
         state, task = run.make_state(recipe, data, torch.device("cpu"))
         loop.train(state, data, None, task, recipe, make_fabric("cpu", "fp32"), Callback())
-    drawn = torch.stack(draw_masks(state.final, masks))[:, 0]
+    drawn = torch.stack(generate_images(state.final, masks))[:, 0]
     there = torch.stack(masks) > 0
     assert drawn[there].mean() > drawn[~there].mean() + 0.3
 
@@ -228,7 +228,7 @@ def test_the_published_pix2pix_has_nothing_to_interpolate(tmp_path):
     folder = run.start_run(tiny(*more), out=tmp_path / "run", device="cpu")
     assert "noise of this model is dropout" in (folder / "report.html").read_text()
     model, masks = load(folder), [torch.ones(16, 16)] * 2
-    one, other = draw_masks(model, masks), draw_masks(model, masks)
+    one, other = generate_images(model, masks), generate_images(model, masks)
     assert torch.equal(torch.stack(one), torch.stack(other))
 
 

@@ -88,7 +88,7 @@ def test_it_is_saved_with_the_model(calibrated, model, tmp_path):
     images = calibrated.prepare(bars(3, 3).images)
     again = load(save(calibrated, tmp_path / "read"))
     assert torch.equal(again(images).placement.thickness, calibrated(images).placement.thickness)
-    calibrated.read_thickness_by(None)
+    calibrated.set_thickness_weight(None)
     assert load(save(calibrated, tmp_path / "unread"))(images).placement.thickness is None
 
 
@@ -107,7 +107,7 @@ def test_the_shipped_model_reads_the_width_of_digits():
 
 def test_a_read_out_of_another_shape_is_refused(model):
     with pytest.raises(ValueError, match=r"expected a weight of shape \(2, 65\), got \(2, 64\)"):
-        model.read_thickness_by(torch.zeros(2, 64))
+        model.set_thickness_weight(torch.zeros(2, 64))
 
 
 def test_predict_gives_it_in_pixels_of_the_file(model, tmp_path):

@@ -214,7 +214,7 @@ def equivariance_error(model: PoseCaps, images: Tensor, targets: Tensor) -> dict
         for changed in (images_B, perturb.rotate(images_B, angles[1] - angles[0])):
             with evaluating(model):
                 poses = model.lattice.poses().to(model.weight)
-                seen = length(model.look_through(changed.to(model.device), poses).capsules).double().cpu()
+                seen = length(model.encode_views(changed.to(model.device), poses).capsules).double().cpu()
             true_BG = seen[torch.arange(len(targets_B)), :, targets_B]
             lengths.append(true_BG.unflatten(1, (len(angles), -1)))
         before, after = lengths

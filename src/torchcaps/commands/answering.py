@@ -42,10 +42,10 @@ def predict(
     """Classify image files; with a segmentation model, write masks and overlays."""
     import torchcaps
     from torchcaps.models import SegmentationModel
-    from torchcaps.predict import check_finds, check_names, none_below, predict_file, segment_file
+    from torchcaps.predict import check_outputs, check_takes_images, familiarity_threshold, predict_file, segment_file
 
     loaded = torchcaps.load(model, make_device(device))
-    check_finds(loaded)
+    check_takes_images(loaded)
     if (loaded.task == "segmentation") != (out_ is not None):
         raise UserError(
             "--out is for segmentation models; this one classifies images"
@@ -55,9 +55,9 @@ def predict(
     if out_ is not None:
         if reject:
             raise UserError("--reject is for classifiers; this model segments images")
-        check_names(images, out_)
+        check_outputs(images, out_)
     elif reject is None:
-        none_below(loaded)  # an invalid threshold is reported once, not for every file
+        familiarity_threshold(loaded)  # an invalid threshold is reported once, not for every file
     answers: list[dict[str, Any]] = []
     failed = 0
     for path in images:
@@ -82,7 +82,7 @@ def predict(
 
 
 def _show_classes(answers: list[dict[str, Any]]) -> None:
-    from torchcaps.predict import NONE
+    from torchcaps.predict import NONE_OF_THESE
 
     if "angle" in answers[0]["ranking"][0]:
         for answer in answers:
@@ -91,7 +91,7 @@ def _show_classes(answers: list[dict[str, Any]]) -> None:
         return
     rows = []
     for answer in answers:
-        found = ", ".join(answer["classes"]) or NONE
+        found = ", ".join(answer["classes"]) or NONE_OF_THESE
         second = answer["ranking"][1] if len(answer["ranking"]) > 1 else None
         runner_up = f"{second['class']} {second['length']:.3f}" if second else ""
         rows.append((answer["file"], found, f"{answer['ranking'][0]['length']:.3f}", runner_up))
@@ -100,11 +100,11 @@ def _show_classes(answers: list[dict[str, Any]]) -> None:
 
 def _standing_lines(answer: dict[str, Any]) -> list[str]:
     """A line for each class found, with its presence and placement."""
-    from torchcaps.predict import NONE
+    from torchcaps.predict import NONE_OF_THESE
 
     if not answer["classes"]:
         nearest = answer["ranking"][0]
-        line = f"{answer['file']}  {NONE}  nearest {nearest['class']}  presence {nearest['length']:.2f}"
+        line = f"{answer['file']}  {NONE_OF_THESE}  nearest {nearest['class']}  presence {nearest['length']:.2f}"
         if "familiarity" in answer and answer["familiarity"] < answer["none_below"]:
             line += f"  familiarity {answer['familiarity']:.3g}, below {answer['none_below']:.3g}"
         return [line]
@@ -149,13 +149,13 @@ def generate(
 ) -> None:
     """Draw images from masks, each with its own noise, or interpolate between two noise vectors."""
     import torchcaps
-    from torchcaps.generate import drawing_model, generate_files, interpolate_files
+    from torchcaps.generate import generate_files, interpolate_files, require_synthesis
 
     if interpolate is None and frames is not None:
         raise UserError("--frames is for interpolations: add --interpolate Z1 Z2, or set the number of images with --n")
     if interpolate is not None and n is not None:
         raise UserError("--n and --interpolate do not go together: omit one; an interpolation has --frames")
-    loaded = drawing_model(torchcaps.load(model, make_device(device)))
+    loaded = require_synthesis(torchcaps.load(model, make_device(device)))
     if interpolate is None:
         answers = generate_files(loaded, masks, out_, n or 4, seed, any_size)
     else:

@@ -127,10 +127,10 @@ def _judge(
     as_json: bool,
 ) -> None:
     import torchcaps
-    from torchcaps.generate import drawing_model
+    from torchcaps.generate import require_synthesis
     from torchcaps.train.experiments.judge import judge, judge_tables
 
-    other = None if against is None else drawing_model(torchcaps.load(against, model.device))
+    other = None if against is None else require_synthesis(torchcaps.load(against, model.device))
     settings: dict[str, Any] = {"data": data, "overrides": overrides, "out": folder}
     settings |= {"seeds": len(seeds), "first": seeds.start}
     result = judge(model, against=other, names=(name, against or ""), **settings, console=None if as_json else out)

@@ -1,1 +1,1 @@
-"""Models to and from other programs: exported to other runtimes, converted from the weights of other repositories."""
+"""Export models to other runtimes, and convert the weights of other repositories."""

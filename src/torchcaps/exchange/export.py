@@ -1,4 +1,4 @@
-"""A saved model to a file or folder for another runtime: checked first, put in place whole or not at all."""
+"""Export a saved model to a file or folder for another runtime; it is written only if it passes the check."""
 
 from __future__ import annotations
 
@@ -15,10 +15,17 @@ from torchcaps.exchange.onnx_file import OPSET, write_onnx
 from torchcaps.exchange.packages import write_library, write_program
 from torchcaps.models import ImageModel
 
-ENDINGS = {"onnx": ".onnx", "torch": ".pt2", "aoti": "-aoti.pt2", "hub": "-hub"}
+SUFFIXES = {"onnx": ".onnx", "torch": ".pt2", "aoti": "-aoti.pt2", "hub": "-hub"}
 
 
 class Exported(NamedTuple):
+    """A finished export.
+
+    Attributes:
+        path: the file or folder.
+        agreement: how it compares with the model.
+    """
+
     path: Path
     agreement: Agreement
 
@@ -26,17 +33,19 @@ class Exported(NamedTuple):
 def export(source: str, kind: str, out: Path | None = None, opset: int | None = None) -> Exported:
     """Export a saved model.
 
-    source  what `torchcaps.load` takes
-    kind    onnx, torch (a torch.export program), aoti (compiled by AOTInductor) or hub (a folder)
-    out     by default named after the source, in the current folder
+    Args:
+        source: what `torchcaps.load` takes.
+        kind: "onnx", "torch" (a torch.export program), "aoti" (compiled by AOTInductor) or "hub" (a folder).
+        out: where to write; by default named after the source, in the current folder.
+        opset: of ONNX.
     """
-    if kind not in ENDINGS:
-        raise UserError(f"--to {kind}: {did_you_mean(kind, ENDINGS)}")
+    if kind not in SUFFIXES:
+        raise UserError(f"--to {kind}: {did_you_mean(kind, SUFFIXES)}")
     if opset is not None and kind != "onnx":
-        raise UserError("--opset goes with --to onnx")
-    name = _name(source)
-    path = Path(name + ENDINGS[kind]) if out is None else out
-    _check_place(path, kind)
+        raise UserError("--opset is for --to onnx; omit it")
+    name = _base_name(source)
+    path = Path(name + SUFFIXES[kind]) if out is None else out
+    _check_path(path, kind)
     model = torchcaps.load(source)
     try:
         return Exported(path, _write(model, kind, path, opset or OPSET, source, name))
@@ -45,43 +54,41 @@ def export(source: str, kind: str, out: Path | None = None, opset: int | None = 
 
 
 def _write(model: ImageModel, kind: str, path: Path, opset: int, source: str, name: str) -> Agreement:
-    """Write aside, in a folder that is gone afterwards; move from there what has passed the check."""
-    place = next(folder for folder in path.absolute().parents if folder.is_dir())  # on the same disk as the path
-    with tempfile.TemporaryDirectory(prefix=".exported-", dir=place) as folder:
-        aside = Path(folder) / path.name
+    """Write to a temporary folder on the same disk; move the files from there once they pass the check."""
+    parent = next(folder for folder in path.absolute().parents if folder.is_dir())
+    with tempfile.TemporaryDirectory(prefix=".exported-", dir=parent) as folder:
+        temporary = Path(folder) / path.name
         if kind == "onnx":
-            agreement = write_onnx(model, aside, opset)
+            agreement = write_onnx(model, temporary, opset)
         elif kind == "torch":
-            agreement = write_program(model, aside)
+            agreement = write_program(model, temporary)
         elif kind == "aoti":
-            agreement = write_library(model, aside)
+            agreement = write_library(model, temporary)
         else:
-            agreement = write_folder(model, aside, source, name)
-        written, goal = (aside, path) if kind == "hub" else (Path(folder), path.parent)
+            agreement = write_folder(model, temporary, source, name)
+        written, goal = (temporary, path) if kind == "hub" else (Path(folder), path.parent)
         goal.mkdir(parents=True, exist_ok=True)
         for file in sorted(written.iterdir(), key=lambda file: file.name == path.name):
-            os.replace(file, goal / file.name)  # of several files the one that names the others comes last
+            os.replace(file, goal / file.name)  # the file that refers to the others comes last
     return agreement
 
 
-def _check_place(path: Path, kind: str) -> None:
-    """What can be known to be wrong before minutes are spent."""
-    ending = Path("x" + ENDINGS[kind]).suffix
-    nearest = next(place for place in path.absolute().parents if place.exists())
+def _check_path(path: Path, kind: str) -> None:
+    """Raise a UserError for wrong paths before the export, which takes minutes."""
+    suffix = Path("x" + SUFFIXES[kind]).suffix
+    nearest = next(parent for parent in path.absolute().parents if parent.exists())
     if not nearest.is_dir():
-        raise UserError(
-            f"--out {path}: {nearest} is a file, and nothing can be written inside it; choose another place"
-        )
+        raise UserError(f"--out {path}: {nearest} is a file, and nothing can be written inside it; choose another path")
     if kind == "hub":
         if path.exists() and not path.is_dir():
-            raise UserError(f"--out {path}: that is a file; a hub's model is a folder")
+            raise UserError(f"--out {path}: that is a file; give a folder")
     elif path.is_dir():
-        raise UserError(f"--out {path}: that is a folder; give a file that ends in {ending}")
-    elif path.suffix != ending:
-        raise UserError(f"--out {path}: give a file that ends in {ending}")
+        raise UserError(f"--out {path}: that is a folder; give a file that ends in {suffix}")
+    elif path.suffix != suffix:
+        raise UserError(f"--out {path}: give a file that ends in {suffix}")
 
 
-def _name(source: str) -> str:
-    """What to call what is exported: the folder's name, or the file's."""
+def _base_name(source: str) -> str:
+    """The name of the source's folder or file, without its ending."""
     path = Path(source).resolve() if Path(source).exists() else Path(source)
     return path.stem if path.suffix == ".safetensors" else path.name

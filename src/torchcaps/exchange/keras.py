@@ -11,19 +11,19 @@ import torch
 from torch import Tensor
 
 from torchcaps.errors import UserError
-from torchcaps.exchange.foreign import Foreign, Parts
-from torchcaps.exchange.needs import needed
+from torchcaps.exchange.extras import import_extra
+from torchcaps.exchange.source_tensors import CapsNetTensors, SourceTensors
 
 LAYOUT = "CapsNet-Keras"
-MAX_TENSOR_VALUES = 2**28  # numbers in a tensor: a file of a few bytes may claim any shape
+MAX_TENSOR_VALUES = 2**28  # a file of a few bytes may declare any shape
 
 
 def read_h5(path: Path) -> dict[str, Tensor]:
-    """The weights in their order, as layer/kernel; of `save_weights`, or of `save`, which has them one level down."""
-    (h5py,) = needed("convert", "h5py")
+    """Read the weights, in order, by names such as layer/kernel; from a file of `save_weights` or of `save`."""
+    (h5py,) = import_extra("convert", "h5py")
     try:
         if not h5py.is_hdf5(path):
-            raise UserError(f"{path} cannot be read as a weights file of Keras 2: it is no HDF5 file")
+            raise UserError(f"{path} cannot be read as a weights file of Keras 2: it is not an HDF5 file")
         with h5py.File(path, "r") as file:
             root = file.get("model_weights", file)
             if "layer_names" not in root.attrs:
@@ -33,10 +33,10 @@ def read_h5(path: Path) -> dict[str, Tensor]:
                 inside = root.get(layer) if isinstance(root, h5py.Group) else None
                 if not isinstance(inside, h5py.Group):
                     raise UserError(
-                        f"{path} is not a weights file of Keras 2: it names a layer {layer} that it has not"
+                        f"{path} is not a weights file of Keras 2: it names a layer {layer} that is missing"
                     )
                 for name in _names(inside, "weight_names"):
-                    found[_plain(name)] = _tensor(h5py, inside.get(name), name, file.filename)
+                    found[_short_name(name)] = _tensor(h5py, inside.get(name), name, file.filename)
             return found
     except (OSError, KeyError, ValueError, TypeError, RuntimeError) as error:
         if isinstance(error, UserError):
@@ -44,40 +44,41 @@ def read_h5(path: Path) -> dict[str, Tensor]:
         raise UserError(f"{path} cannot be read as a weights file of Keras 2: {error}") from error
 
 
-def parts_of(tensors: dict[str, Tensor]) -> tuple[Parts, Foreign]:
-    """Channels come last in Keras: kernels are (rows, columns, in, out), children are numbered row, column, type."""
-    foreign = Foreign(tensors, LAYOUT)
+def read_parts(tensors: dict[str, Tensor]) -> tuple[CapsNetTensors, SourceTensors]:
+    """Convert the weights of a CapsNet.
+
+    Channels come last in Keras: kernels are (rows, columns, in, out), and children are ordered by row, column, type.
+    """
+    source = SourceTensors(tensors, LAYOUT)
     convolution = "axes to out, in, rows, columns"
-    conv = foreign.take("conv1/kernel", "conv.weight", (None,) * 4, convolution).permute(3, 2, 0, 1)
-    conv_bias = foreign.take("conv1/bias", "conv.bias", (len(conv),))
-    primary = foreign.take(
-        "primarycap_conv2d/kernel", "primary.conv.weight", (None, None, len(conv), None), convolution
-    )
+    conv = source.take("conv1/kernel", "conv.weight", (None,) * 4, convolution).permute(3, 2, 0, 1)
+    conv_bias = source.take("conv1/bias", "conv.bias", (len(conv),))
+    primary = source.take("primarycap_conv2d/kernel", "primary.conv.weight", (None, None, len(conv), None), convolution)
     primary = primary.permute(3, 2, 0, 1)
-    primary_bias = foreign.take("primarycap_conv2d/bias", "primary.conv.bias", (len(primary),))
-    votes = foreign.take("digitcaps/W", "classes.weight", (None,) * 4, "children from row, column, type to type first")
+    primary_bias = source.take("primarycap_conv2d/bias", "primary.conv.bias", (len(primary),))
+    votes = source.take("digitcaps/W", "classes.weight", (None,) * 4, "children from row, column, type to type first")
     J, I, D, K = votes.shape
     types = len(primary) // K
     grid = math.isqrt(I // types) if types else 0
     if grid * grid * types != I or types * K != len(primary):
         raise UserError(
-            f"{LAYOUT}: digitcaps/W is for {I} capsules of {K}; {len(primary)} channels make no such number"
+            f"{LAYOUT}: digitcaps/W is for {I} capsules of {K}; {len(primary)} channels do not make that number"
         )
     votes = votes.unflatten(1, (grid, grid, types)).permute(3, 1, 2, 0, 4, 5).flatten(0, 2)
-    decoder = _decoder(foreign, J * D, conv.shape[1])
-    foreign.done()
-    return Parts((conv, conv_bias), (primary, primary_bias), votes, decoder), foreign
+    decoder = _decoder(source, J * D, conv.shape[1])
+    source.check_all_used()
+    return CapsNetTensors((conv, conv_bias), (primary, primary_bias), votes, decoder), source
 
 
-def _decoder(foreign: Foreign, inputs: int, colours: int) -> list[tuple[Tensor, Tensor]]:
-    """Its dense layers, in the order of the file, whatever Keras has numbered them from."""
-    kernels = [name for name in foreign.names() if name.startswith("dense") and name.endswith("/kernel")]
+def _decoder(source: SourceTensors, inputs: int, colours: int) -> list[tuple[Tensor, Tensor]]:
+    """The decoder's dense layers in the order of the file; the first number in their names varies."""
+    kernels = [name for name in source.names() if name.startswith("dense") and name.endswith("/kernel")]
     layers = []
     for index, name in enumerate(name.removesuffix("/kernel") for name in kernels):
         last, to = index == len(kernels) - 1, f"decoder.layers.{2 * index}"
         how = "pixels from row, column, channel to channel first" if last and colours > 1 else "transposed"
-        weight = foreign.take(f"{name}/kernel", f"{to}.weight", (inputs, None), how).T
-        bias = foreign.take(f"{name}/bias", f"{to}.bias", (len(weight),))
+        weight = source.take(f"{name}/kernel", f"{to}.weight", (inputs, None), how).T
+        bias = source.take(f"{name}/bias", f"{to}.bias", (len(weight),))
         if last:
             weight, bias = (_channels_first(each, colours) for each in (weight, bias))
         layers.append((weight, bias))
@@ -88,22 +89,22 @@ def _decoder(foreign: Foreign, inputs: int, colours: int) -> list[tuple[Tensor, 
 def _channels_first(pixels: Tensor, colours: int) -> Tensor:
     """(H·W·C, …) → (C·H·W, …)"""
     if len(pixels) % colours:
-        raise UserError(f"{LAYOUT}: the decoder draws {len(pixels)} values, which are no pixels of {colours} channels")
+        raise UserError(f"{LAYOUT}: the decoder draws {len(pixels)} values, not a multiple of {colours} channels")
     return pixels.unflatten(0, (-1, colours)).transpose(0, 1).flatten(0, 1)
 
 
 def _tensor(h5py: Any, found: Any, name: str, home: str) -> Tensor:
     if not isinstance(found, h5py.Dataset):
-        raise UserError(f"{home}: {name} is named in the file, but not there")
+        raise UserError(f"{home}: {name} is listed in the file, but missing")
     if found.external or found.is_virtual or found.file.filename != home:
-        raise UserError(f"{home}: {name} lies in another file, which is not read")
+        raise UserError(f"{home}: {name} is stored in another file, which is not read")
     if found.size > MAX_TENSOR_VALUES or found.dtype.kind != "f":
-        raise UserError(f"{home}: {name} is {found.shape} of {found.dtype}, which no weights are")
+        raise UserError(f"{home}: {name} is {found.shape} of {found.dtype}, which cannot be a weight")
     return torch.from_numpy(found[()].astype("float32"))
 
 
 def _names(group: Any, attribute: str) -> list[str]:
-    """What an attribute lists; of an empty list the file does not say that it is one of words."""
+    """The names in an attribute; an empty list may have any type."""
     values = group.attrs.get(attribute)
     if (
         not isinstance(values, np.ndarray)
@@ -111,15 +112,15 @@ def _names(group: Any, attribute: str) -> list[str]:
         or not all(isinstance(each, bytes | str) for each in values)
     ):
         what = attribute if group.name == "/" else f"{attribute} of {group.name}"
-        raise UserError(f"{group.file.filename} is not a weights file of Keras 2: {what} is no list of names")
-    return [_word(each) for each in values]
+        raise UserError(f"{group.file.filename} is not a weights file of Keras 2: {what} is not a list of names")
+    return [_to_text(each) for each in values]
 
 
-def _word(value: bytes | str) -> str:
-    """What is no text becomes question marks, which no name has."""
+def _to_text(value: bytes | str) -> str:
+    """Decode a name; bytes that are not UTF-8 become question marks, which no valid name has."""
     return (value if isinstance(value, bytes) else value.encode("utf-8", "replace")).decode("utf-8", "replace")
 
 
-def _plain(name: str) -> str:
-    """layer/kernel of layer/kernel:0, and of model/layer/kernel:0"""
+def _short_name(name: str) -> str:
+    """Shorten layer/kernel:0 and model/layer/kernel:0 to layer/kernel."""
     return "/".join(name.split(":")[0].split("/")[-2:])

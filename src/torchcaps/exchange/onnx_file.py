@@ -1,4 +1,4 @@
-"""Models as ONNX files."""
+"""Export models as ONNX files."""
 
 from __future__ import annotations
 
@@ -12,49 +12,52 @@ from torch import Tensor
 from torchcaps._version import __version__
 from torchcaps.errors import UserError
 from torchcaps.exchange.check import Agreement, Run, check
-from torchcaps.exchange.needs import needed
-from torchcaps.exchange.program import Answers, Traced, metadata, quiet, trace
+from torchcaps.exchange.extras import import_extra
+from torchcaps.exchange.program import ExportWrapper, Traced, quiet, text_metadata, trace
 from torchcaps.models import ImageModel
 
 if TYPE_CHECKING:
     from onnx import ModelProto
 
 OPSET = 20
-OLDEST = 18  # what the exporter itself writes; newer ones are converted to
-MAX_PROTOBUF_BYTES = 2**31 - 2**20  # bytes of a protobuf, less some for what is not weights
+MIN_OPSET = 18  # written by the exporter; newer ones are converted from it
+MAX_PROTOBUF_BYTES = 2**31 - 2**20  # of the weights; the rest of the limit is for the graph
 
 
 def write_onnx(model: ImageModel, path: Path, opset: int = OPSET) -> Agreement:
-    """Write the model to `path`; weights beyond what one file can hold go to `path` + ".data" beside it.
+    """Write the model to `path`, with weights beyond 2 GB in `path` + ".data", and check it in onnxruntime.
 
-    The file is checked before this returns, against the model, by onnxruntime.
+    Args:
+        model: to write.
+        path: of the file.
+        opset: version of ONNX's operators.
     """
-    onnx, *_ = needed("export", "onnx", "onnxruntime", "onnxscript")
+    onnx, *_ = import_extra("export", "onnx", "onnxruntime", "onnxscript")
     newest = onnx.defs.onnx_opset_version()
-    if not OLDEST <= opset <= newest:
-        raise UserError(f"--opset {opset}: there are {OLDEST} to {newest} to choose from")
+    if not MIN_OPSET <= opset <= newest:
+        raise UserError(f"--opset {opset}: choose from {MIN_OPSET} to {newest}")
     traced = trace(model)
     proto = _translate(traced, opset)
-    _name_axes(proto, traced.answers)
-    onnx.helper.set_model_props(proto, metadata(traced.answers))
-    apart = (
+    _name_axes(proto, traced.wrapper)
+    onnx.helper.set_model_props(proto, text_metadata(traced.wrapper))
+    external = (
         {"save_as_external_data": True, "location": path.name + ".data"}
         if proto.ByteSize() > MAX_PROTOBUF_BYTES
         else {}
     )
-    onnx.save_model(proto, path, **apart)
+    onnx.save_model(proto, path, **external)
     onnx.checker.check_model(path, full_check=True)
-    return check(traced.answers, runner(path))
+    return check(traced.wrapper, runner(path))
 
 
 def runner(path: Path) -> Run:
-    """The file as onnxruntime runs it on the CPU."""
+    """Load an ONNX file; the returned function runs it on the CPU."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3  # errors
     options.intra_op_num_threads = torch.get_num_threads()
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # PyTorch takes turns with it
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # spinning threads would slow PyTorch down
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     names = [each.name for each in session.get_inputs()]
 
@@ -65,7 +68,7 @@ def runner(path: Path) -> Run:
 
 
 def _translate(traced: Traced, opset: int) -> ModelProto:
-    answers, program = traced
+    wrapper, program = traced
     table: dict[Callable[..., Any], Callable[..., Any]] = {
         torch.ops.aten.hypot.default: _hypot(),
         torch.ops.aten.median.dim: _median(),
@@ -73,22 +76,22 @@ def _translate(traced: Traced, opset: int) -> ModelProto:
     with quiet(), torch.no_grad():
         made = torch.onnx.export(
             program,
-            input_names=answers.inputs,
-            output_names=answers.outputs,
+            input_names=wrapper.inputs,
+            output_names=wrapper.outputs,
             opset_version=opset,
             custom_translation_table=table,
             dynamo=True,
             verbose=False,
         )
-    assert made is not None  # without a path it returns what it made
+    assert made is not None  # it returns None only if it is given a path
     proto = made.model_proto
     if proto.opset_import[0].version != opset:
-        raise UserError(f"--opset {opset}: the exporter cannot write it; {OPSET} is what it writes by default")
+        raise UserError(f"--opset {opset}: the exporter cannot write it; omit --opset for {OPSET}")
     return proto
 
 
 def _hypot() -> Any:
-    """√(a² + b²) without a square that overflows: ONNX has no operator for it."""
+    """√(a² + b²) without overflow, for which ONNX has no operator."""
     from onnxscript import opset18
 
     op: Any = opset18
@@ -102,7 +105,7 @@ def _hypot() -> Any:
 
 
 def _median() -> Any:
-    """The largest of the smaller half, and where it is: ONNX has no operator for it."""
+    """The lower median and its index, for which ONNX has no operator."""
     from onnxscript import opset18
 
     op: Any = opset18
@@ -117,15 +120,15 @@ def _median() -> Any:
     return median
 
 
-def _name_axes(proto: ModelProto, answers: Answers) -> None:
-    """Give free axes names that a reader understands, instead of the tracer's."""
+def _name_axes(proto: ModelProto, wrapper: ExportWrapper) -> None:
+    """Name the free axes batch, height and width."""
     graph, names = proto.graph, {}
-    for axes, value in zip(answers.axes(), graph.input):
+    for axes, value in zip(wrapper.axes(), graph.input):
         for axis, name in zip(axes, ("batch", "height", "width")):
             names[value.type.tensor_type.shape.dim[axis].dim_param] = name
     for value in (*graph.input, *graph.output):
         for dim in value.type.tensor_type.shape.dim:
             if dim.dim_param in names:
                 dim.dim_param = names[dim.dim_param]
-    del graph.value_info[:]  # shapes in between, in the tracer's names; a runtime infers them
+    del graph.value_info[:]  # intermediate shapes under other names; a runtime infers them
     proto.producer_name, proto.producer_version = "torchcaps", __version__

@@ -1,4 +1,4 @@
-"""Models as PyTorch's own packages: a program to be run by PyTorch, or compiled to a library of machine code."""
+"""Export models as torch.export programs, and compiled to libraries of machine code."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from torch import Tensor
 
 from torchcaps.errors import UserError
 from torchcaps.exchange.check import Agreement, Run, check
-from torchcaps.exchange.program import facts_about, metadata, quiet, trace
+from torchcaps.exchange.program import model_metadata, quiet, text_metadata, trace
 from torchcaps.models import ImageModel
 
-METADATA = "torchcaps.json"  # extra file of a program
+METADATA = "torchcaps.json"  # name of the extra file in a program
 
 
 def write_program(model: ImageModel, path: Path) -> Agreement:
-    """Write what torch.export makes of the model: `torch.export.load(path).module()` runs it, without torchcaps.
+    """Write a torch.export program: `torch.export.load(path).module()` runs it without torchcaps.
 
-    The extra file `torchcaps.json` holds what the metadata of an ONNX file say.
+    Its extra file `torchcaps.json` holds the metadata of an ONNX file.
     """
     traced = trace(model)
-    torch.export.save(traced.program, path, extra_files={METADATA: json.dumps(facts_about(traced.answers))})
-    return check(traced.answers, _called(torch.export.load(path).module()))
+    torch.export.save(traced.program, path, extra_files={METADATA: json.dumps(model_metadata(traced.wrapper))})
+    return check(traced.wrapper, _runner(torch.export.load(path).module()))
 
 
 def write_library(model: ImageModel, path: Path) -> Agreement:
-    """Write what AOTInductor makes of the model: machine code for this kind of processor, run from Python or C++.
+    """Compile the model by AOTInductor to machine code for this kind of processor, for Python or C++.
 
-    `torch._inductor.aoti_load_package(path)` runs it, without torchcaps; `get_metadata()` of what it returns gives the
-    same metadata as an ONNX file has.
+    `torch._inductor.aoti_load_package(path)` runs it without torchcaps; `get_metadata()` of the result returns the
+    metadata of an ONNX file.
     """
     from torch._inductor import aoti_compile_and_package, aoti_load_package
 
@@ -39,16 +39,16 @@ def write_library(model: ImageModel, path: Path) -> Agreement:
     traced = trace(model)
     with quiet(), torch.no_grad():
         try:
-            configs = {"aot_inductor.metadata": metadata(traced.answers)}
+            configs = {"aot_inductor.metadata": text_metadata(traced.wrapper)}
             aoti_compile_and_package(traced.program, package_path=str(path), inductor_configs=configs)
-        except RuntimeError as error:  # of the compiler, or of the tools around it
+        except RuntimeError as error:  # of the compiler or its tools
             reason = str(error).strip().splitlines()[0]
             raise UserError(f"AOTInductor could not compile the model: {reason}") from error
-        return check(traced.answers, _called(aoti_load_package(str(path))))
+        return check(traced.wrapper, _runner(aoti_load_package(str(path))))
 
 
 def check_compiler() -> None:
-    """AOTInductor writes C++, so something must compile it."""
+    """Raise a UserError if there is no C++ compiler for the code that AOTInductor writes."""
     from torch._inductor.cpp_builder import get_cpp_compiler
     from torch._inductor.exc import InvalidCxxCompiler
 
@@ -61,7 +61,7 @@ def check_compiler() -> None:
         ) from error
 
 
-def _called(module: object) -> Run:
+def _runner(module: object) -> Run:
     def run(inputs: Sequence[Tensor]) -> Sequence[Tensor]:
         with torch.no_grad():
             return module(*inputs)  # type: ignore[operator]

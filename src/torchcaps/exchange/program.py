@@ -1,4 +1,4 @@
-"""A model as a program of plain tensor operations, which every exporter starts from."""
+"""Trace a model to a program of plain tensor operations, from which every exporter starts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,22 +15,27 @@ from torch.export import Dim, ExportedProgram
 from torch.nn import functional
 
 from torchcaps.errors import UserError
-from torchcaps.models import ImageModel, SegmentationModel, SynthesisModel
-from torchcaps.models.files import describe
+from torchcaps.models import ImageModel, SynthesisModel
+from torchcaps.models.files import make_config
 from torchcaps.models.segmentation import to_mask
 from torchcaps.ops.dispatch import using
 
-CHATTY = ("torch.__trace", "torch.onnx", "torch.export", "torch._inductor", "onnxscript", "onnx_ir")
+NOISY_LOGGERS = ("torch.__trace", "torch.onnx", "torch.export", "torch._inductor", "onnxscript", "onnx_ir")
 
 
-class Answers(nn.Module):
-    """A model with a tuple of tensors for an answer, each with a name.
+class ExportWrapper(nn.Module):
+    """Wrap a model so that it returns a tuple of tensors, each with a name.
 
-    inputs   images, float (B, C, H, W) in [0, 1]; of a model that draws masks, int64 (B, H, W), and noise (B, Z)
-    outputs  lengths (B, J), and the reconstruction if there is a decoder; of a model that says how classes stand also
-             x, y, angle, scale, spread and, where it tells them, stretch, shear and thickness, each (B, J); of a model
-             that measures it the familiarity (B,) of the image; of a model that segments lengths (B, K, H, W) and
-             masks, int64 (B, H, W); of a model that draws images
+    Classification models return lengths (B, J); with a decoder the reconstruction; with a placement x, y, angle, scale,
+    spread and, if available, stretch, shear and thickness, each (B, J); and the familiarity (B,) if they measure it.
+    Segmentation models return lengths (B, K, H, W) and masks, int64 (B, H, W).
+
+    Args:
+        model: is set to evaluation mode.
+
+    Attributes:
+        inputs: names: images, float (B, C, H, W) in [0, 1].
+        outputs: names.
     """
 
     inputs: tuple[str, ...] = ("images",)
@@ -38,8 +43,8 @@ class Answers(nn.Module):
 
     def __init__(self, model: ImageModel):
         super().__init__()
-        self.model = model.eval()
-        self.outputs = ("lengths", "masks") if isinstance(model, SegmentationModel) else ("lengths",)
+        self.model: Any = model.eval()
+        self.outputs = ("lengths", "masks") if model.task == "segmentation" else ("lengths",)
         if getattr(model, "decoder", None) is not None:
             self.outputs += ("reconstruction",)
         self.outputs += _placement_names(model)
@@ -61,27 +66,27 @@ class Answers(nn.Module):
         return tuple(found[name] for name in self.outputs)
 
     def example(self, batch: int, scale: int = 0) -> tuple[Tensor, ...]:
-        """Inputs to try it with. Independent pixels: of smooth maps routing at each position is all but undecided, and
-        rounding shows.
+        """Random inputs. Pixels are independent: on smooth maps routing is nearly undecided, and rounding is amplified.
 
-        scale  adds so many multiples of what a size must be a multiple of, where sizes are free
+        Args:
+            batch: number of inputs.
+            scale: where sizes are free, adds this many times `multiple` to them.
         """
         return (torch.rand(batch, *self._size(scale)),)
 
     def axes(self) -> tuple[dict[int, Any], ...]:
-        """Which axes of each input are free, as torch.export wants to know it."""
+        """The free axes of each input, as torch.export takes them."""
         return ({0: Dim("batch", min=1), **self._sides(2)},)
 
     @property
     def multiple(self) -> int | None:
-        """Height and width are any multiples of this; None if they are fixed."""
-        if isinstance(self.model, SegmentationModel):
-            return self.model.multiple
-        return self.model.multiple if isinstance(self.model, SynthesisModel) and not self.model.fixed_size else None
+        """Height and width may be any multiple of this; None if they are fixed."""
+        free = self.model.task == "segmentation" or (self.model.task == "synthesis" and not self.model.fixed_size)
+        return self.model.multiple if free else None
 
     def _size(self, scale: int) -> tuple[int, int, int]:
         channels, *sides = self.model.image_shape
-        if self.multiple is not None:  # at least three: sizes of 0 and 1 are special to a tracer
+        if self.multiple is not None:  # at least three: a tracer specialises on sizes of 0 and 1
             sides = [(max(3, -(-side // self.multiple)) + scale) * self.multiple for side in sides]
         return channels, sides[0], sides[1]
 
@@ -94,8 +99,16 @@ class Answers(nn.Module):
         return {first: self.multiple * rows, first + 1: self.multiple * columns}
 
 
-class Drawings(Answers):
-    """The same of a model that draws."""
+class SynthesisWrapper(ExportWrapper):
+    """Wrap a synthesis model, which returns images (B, C, H, W).
+
+    Args:
+        model: is set to evaluation mode.
+
+    Attributes:
+        inputs: names: masks, int64 (B, H, W), and noise (B, Z).
+        outputs: names.
+    """
 
     inputs = ("masks", "noise")
     model: SynthesisModel
@@ -121,72 +134,75 @@ class Drawings(Answers):
 
 @torch.no_grad()
 def _placement_names(model: ImageModel) -> tuple[str, ...]:
-    """Ask about one black image which numbers the model tells about how a class stands."""
-    if isinstance(model, SegmentationModel | SynthesisModel):
+    """Run the model on one black image to learn which parts of a placement it predicts."""
+    if model.task != "classification":
         return ()
     placement = model(torch.zeros(1, *model.image_shape, device=model.device)).placement
     return () if placement is None else tuple(name for name, value in placement._asdict().items() if value is not None)
 
 
 class Traced(NamedTuple):
-    answers: Answers
+    """A model and its program."""
+
+    wrapper: ExportWrapper
     program: ExportedProgram
 
 
-def answers_of(model: ImageModel) -> Answers:
-    """The model with named inputs and outputs."""
-    if not isinstance(model, SynthesisModel):
-        return Answers(model)
-    if not model.has_noise:
+def export_wrapper(model: ImageModel) -> ExportWrapper:
+    """Wrap a model so that its inputs and outputs have names."""
+    if model.task != "synthesis":
+        return ExportWrapper(model)
+    synthesis = cast(SynthesisModel, model)
+    if not synthesis.has_noise:
         raise UserError(
-            "this model draws by dropout, which other runtimes leave away: it cannot be exported; train one with "
+            "this model draws by dropout, which other runtimes omit: it cannot be exported; train one with "
             "model.noise=broadcast"
         )
-    return Drawings(model)
+    return SynthesisWrapper(synthesis)
 
 
 def trace(model: ImageModel) -> Traced:
-    """The model as a program of plain operations, the routing loop among them, for any batch."""
-    answers = answers_of(model)
+    """Trace a model, including its routing loop, for any batch size."""
+    wrapper = export_wrapper(model)
     with quiet(), torch.no_grad(), using("reference"):
-        program = torch.export.export(answers, answers.example(2), dynamic_shapes=answers.axes(), strict=False)
-    return Traced(answers, program)
+        program = torch.export.export(wrapper, wrapper.example(2), dynamic_shapes=wrapper.axes(), strict=False)
+    return Traced(wrapper, program)
 
 
-def facts_about(answers: Answers) -> dict[str, Any]:
-    """What a program without torchcaps has to know to feed an exported file and to read its answer."""
-    model = answers.model
-    about = describe(model)
-    facts: dict[str, Any] = {
-        "architecture": about["architecture"],
+def model_metadata(wrapper: ExportWrapper) -> dict[str, Any]:
+    """What a program without torchcaps needs to prepare the input of an exported model and to read its output."""
+    model = wrapper.model
+    config = make_config(model)
+    metadata: dict[str, Any] = {
+        "architecture": config["architecture"],
         "class_names": model.class_names,
         "image_shape": model.image_shape,
-        "preprocessing": about["preprocessing"],  # mean and std are applied inside
+        "preprocessing": config["preprocessing"],  # mean and std are applied inside
         "trained_by": model.trained_by,
     }
-    if answers.multiple is not None:
-        facts["multiple"] = answers.multiple  # of height and width
-    if "noise" in answers.inputs:
-        facts["noise"] = model.z
-    if "familiarity" in answers.outputs and model.none_below is not None:
-        facts["none_below"] = model.none_below  # an image less familiar than this is none of the classes
-    return facts
+    if wrapper.multiple is not None:
+        metadata["multiple"] = wrapper.multiple  # of height and width
+    if "noise" in wrapper.inputs:
+        metadata["noise"] = model.z
+    if "familiarity" in wrapper.outputs and model.none_below is not None:
+        metadata["none_below"] = model.none_below  # an image less familiar than this belongs to no class
+    return metadata
 
 
-def metadata(answers: Answers) -> dict[str, str]:
-    """The same for formats that hold text only: what is not text is JSON."""
-    facts = facts_about(answers)
-    return {name: value if isinstance(value, str) else json.dumps(value) for name, value in facts.items()}
+def text_metadata(wrapper: ExportWrapper) -> dict[str, str]:
+    """The same metadata as text; values that are not text become JSON."""
+    metadata = model_metadata(wrapper)
+    return {name: value if isinstance(value, str) else json.dumps(value) for name, value in metadata.items()}
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without the deprecations and hints of exporters, which are for those who develop them."""
-    levels = {name: logging.getLogger(name).level for name in CHATTY}
+    """Silence the deprecation warnings and hints of the exporters, which are for their developers."""
+    levels = {name: logging.getLogger(name).level for name in NOISY_LOGGERS}
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            for name in CHATTY:
+            for name in NOISY_LOGGERS:
                 logging.getLogger(name).setLevel(logging.ERROR)
             yield
     finally:

@@ -16,7 +16,7 @@ from torchcaps.explain.style import STYLE, aspect_of, image_axes, new_figure, pi
 from torchcaps.losses import IGNORED
 from torchcaps.models import SynthesisModel
 from torchcaps.models.evaluating import evaluating
-from torchcaps.models.synthesis import between, noise_of
+from torchcaps.models.synthesis import noise_vectors, slerp
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -49,15 +49,15 @@ def interpolate(
         frames: N, both ends included.
         seed: of the noise vectors.
     """
-    start, end = noise_of(seed, (first, last), model.z)
-    noise = between(start, end, frames).to(model.device)
+    start, end = noise_vectors(seed, (first, last), model.z)
+    noise = slerp(start, end, frames).to(model.device)
     masks = mask_HW.long().to(model.device)[None].expand(frames, -1, -1)
     images, features = [], []
     with evaluating(model):
         for mask, vector in zip(masks.split(1), noise.split(1)):
             seen = model.features(mask, vector)
             features.append(seen.float().cpu())
-            images.append(model.image_of(seen).cpu())
+            images.append(model.to_image(seen).cpu())
     return Interpolation(torch.cat(images), torch.cat(features))
 
 

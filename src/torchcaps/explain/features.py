@@ -12,7 +12,7 @@ from torch.nn import functional
 from torchcaps.capsules import Capsules
 from torchcaps.explain.require import require_layers
 from torchcaps.explain.style import STYLE, aspect_of, new_figure, plain_axes
-from torchcaps.models.capsule_u import CapsuleU
+from torchcaps.models.capsule_unet import CapsuleUNet
 from torchcaps.models.evaluating import evaluating
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def feature_maps(model: nn.Module, image_CHW: Tensor) -> list[LayerMaps]:
         image_CHW: (C, H, W) in [0, 1], of any size.
     """
     segcaps = require_layers(model, "segmentation")
-    return _maps(segcaps, lambda: segcaps.layers(segcaps.padded(image_CHW[None].to(segcaps.device))))
+    return _maps(segcaps, lambda: segcaps.layers(segcaps.pad(image_CHW[None].to(segcaps.device))))
 
 
 def drawing_maps(model: nn.Module, mask_HW: Tensor, noise_Z: Tensor) -> list[LayerMaps]:
@@ -61,7 +61,7 @@ def drawing_maps(model: nn.Module, mask_HW: Tensor, noise_Z: Tensor) -> list[Lay
     return _maps(generator, lambda: generator.layers(*inputs))
 
 
-def _maps(model: CapsuleU, forward: Callable[[], dict[str, Capsules]]) -> list[LayerMaps]:
+def _maps(model: CapsuleUNet, forward: Callable[[], dict[str, Capsules]]) -> list[LayerMaps]:
     children: dict[str, Capsules] = {}
     hooks = [
         layer.register_forward_pre_hook(lambda _, inputs, name=name: children.update({name: inputs[0]}))

@@ -72,7 +72,7 @@ def lattice_lengths(model: PoseCaps, image: Tensor) -> Tensor:
     """
     with evaluating(model):
         batch = image[None].to(model.device)
-        seen = model.look_through(batch, model.lattice.poses().to(batch))
+        seen = model.encode_views(batch, model.lattice.poses().to(batch))
         return length(seen.capsules)[0].unflatten(0, model.lattice.shape).amax((2, 3))
 
 
@@ -81,9 +81,9 @@ def read_poses(model: PoseCaps, images: Tensor) -> PoseReading:
     parts = []
     with evaluating(model):
         for batch in images.split(BATCH):
-            seen = model.look(batch.to(model.device))
+            seen = model.encode(batch.to(model.device))
             weights_BGJ, lengths_BJ, capsules_BJD = model.aggregate(seen)
-            parts.append(PoseReading(lengths_BJ, capsules_BJD, model.place(seen, weights_BGJ)))
+            parts.append(PoseReading(lengths_BJ, capsules_BJD, model.read_placement(seen, weights_BGJ)))
     lengths, capsules, placements = zip(*parts)
     placement = Placement._make(None if part[0] is None else torch.cat(part) for part in zip(*placements))
     return PoseReading(torch.cat(lengths), torch.cat(capsules), placement)

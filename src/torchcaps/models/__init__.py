@@ -13,11 +13,12 @@ from torchcaps.models.discriminator import Discriminator
 from torchcaps.models.efficient_capsnet import EfficientCapsNet, efficient_capsnet
 from torchcaps.models.em_capsnet import EMCapsNet, em_capsnet, em_capsnet_large
 from torchcaps.models.files import load, save, shipped_models
+from torchcaps.models.ported import PortedCapsNet  # noqa: F401, so that it is registered
 from torchcaps.models.posecaps import PoseCaps, posecaps, posecaps_small
-from torchcaps.models.registry import create_model, list_models
+from torchcaps.models.registry import create_model, list_models, register_model
 from torchcaps.models.segcaps import SegCaps, segcaps
 from torchcaps.models.segmentation import SegmentationModel, to_mask
-from torchcaps.models.synthesis import SynthesisModel, draw_masks, noise_of
+from torchcaps.models.synthesis import SynthesisModel, generate_images, noise_vectors
 from torchcaps.models.tiles import predict_map
 
 __all__ = [
@@ -47,20 +48,21 @@ __all__ = [
     "capspix2pix",
     "capspix2pix_small",
     "create_model",
-    "draw_masks",
     "efficient_capsnet",
     "em_capsnet",
     "em_capsnet_large",
+    "generate_images",
     "list_models",
     "load",
     "matched_cnn",
-    "noise_of",
+    "noise_vectors",
     "pix2pix",
     "pix2pix_small",
     "pooled_cnn",
     "posecaps",
     "posecaps_small",
     "predict_map",
+    "register_model",
     "save",
     "segcaps",
     "shipped_models",

@@ -1,4 +1,4 @@
-"""What every model that sees images has in common: what it takes, what it answers, how it is saved."""
+"""The base classes of the models, and what a model returns."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ from torchcaps.layers import ConvDecoder, Decoder, DenseCaps, mask_capsules
 
 
 class Placement(NamedTuple):
-    """How each class would stand in the image if it were there, each (B, J).
+    """The pose of each class in image coordinates, as if the class were present.
 
     Attributes:
-        x, y: of its centre, in pixels; 0 is the middle of the leftmost, or topmost, pixel.
-        angle: degrees, counter-clockwise, in (-180, 180].
-        scale: 1 is the mean size of the training images.
-        spread: how far the views disagree about the angle: a standard deviation, in degrees.
-        stretch: how much wider than high it has become; None if the model does not read it.
-        shear: pixels to the right for each pixel up; None if the model does not read it.
-        thickness: mean width of its strokes, in pixels; None if the model does not read it.
+        x: (B, J) centre in pixels; 0 is the middle of the leftmost pixel.
+        y: (B, J) centre in pixels; 0 is the middle of the topmost pixel.
+        angle: (B, J) degrees, counter-clockwise, in (-180, 180].
+        scale: (B, J) size relative to the mean of the training images.
+        spread: (B, J) standard deviation of the angle over the views, in degrees.
+        stretch: (B, J) width relative to height; None if the model does not predict it.
+        shear: (B, J) pixels to the right for each pixel up; None if the model does not predict it.
+        thickness: (B, J) mean stroke width in pixels; None if the model does not predict it.
     """
 
     x: Tensor
@@ -84,21 +85,27 @@ class ImageModel(
     library_name="torchcaps",
     tags=["capsule-network", "image-classification"],
 ):
-    """Base of the models. It carries all that is needed to use it on an image file.
+    """Base class of all models. A model carries everything that is needed to apply it to an image file.
 
-    image_shape  (C, H, W) of what forward takes: values 0 to 1, as `prepare` makes them from uint8
-    num_classes  J
-    class_names  one word a class; "0", "1", … by default
-    mean, std    per channel; applied inside the model, so that reconstructions are compared with images in [0, 1]
-    resize_to    (H, W) an image file is brought to before the centre H × W is cut out; by default image_shape itself
+    A subclass passes its unused keyword arguments on to this class. To make it known to `create_model` and `load`, see
+    `register_model`.
+
+    Args:
+        image_shape: (C, H, W) of the input of `forward`, with values in [0, 1].
+        num_classes: J.
+        class_names: J names; by default "0", "1", …
+        mean: (C,) subtracted inside the model, so that reconstructions are compared with images in [0, 1].
+        std: (C,) divided by inside the model.
+        resize_to: (H, W) that an image file is resized to before the centre is cropped to `image_shape`; by default the
+            size in `image_shape`.
     """
 
     task: str = "classification"  # or "segmentation", "synthesis"
     reads_placement: bool = False  # whether it reads the position, angle and scale of each class
     routes_grid: bool = False  # whether it routes a grid of primary capsules to class capsules
-    objective: str = "margin"  # the loss it is trained with unless a recipe says otherwise
-    own_losses: Mapping[str, float] = MappingProxyType({})  # terms that its output has, and their usual weights
-    arguments: dict[str, Any]  # what the model was made with: enough to make it again
+    objective: str = "margin"  # default loss; a recipe may choose another
+    own_losses: Mapping[str, float] = MappingProxyType({})  # loss terms in its output, with their default weights
+    arguments: dict[str, Any]  # of the constructor; saved with the model
     mean: Tensor | None
     std: Tensor | None
 
@@ -106,8 +113,11 @@ class ImageModel(
         instance = super().__new__(cls)
         bound = inspect.signature(cls.__init__).bind_partial(instance, *args, **kwargs)
         bound.apply_defaults()
-        arguments = {name: value for name, value in bound.arguments.items() if name not in ("self", "about")}
-        object.__setattr__(instance, "arguments", {**arguments, **bound.arguments.get("about", {})})
+        arguments = dict(list(bound.arguments.items())[1:])  # without self
+        kinds = bound.signature.parameters
+        for name in [name for name in arguments if kinds[name].kind is inspect.Parameter.VAR_KEYWORD]:
+            arguments |= arguments.pop(name)
+        object.__setattr__(instance, "arguments", arguments)
         return instance
 
     def __init__(
@@ -135,18 +145,22 @@ class ImageModel(
         for label, values in (("mean", mean), ("std", std)):
             if values is not None and len(values) != self.image_shape[0]:
                 raise UserError(f"{name}: {label} must have one value for each of {self.image_shape[0]} channels")
-        self.trained_by: dict[str, Any] = {}  # recipe name, seed and data of the run that trained it, for `eval`
-        self.none_below: float | None = None  # familiarity under which the answer is "none of these"; set by training
+        self.trained_by: dict[str, Any] = {}  # recipe name, seed and data of the run that trained it
+        self.none_below: float | None = None  # familiarity below which the answer is "none of these"; set by training
         self.register_buffer("mean", _per_channel(mean), persistent=False)
         self.register_buffer("std", _per_channel(std), persistent=False)
 
     def normalise(self, images: Tensor) -> Tensor:
-        """Check a batch (B, C, H, W) of values in [0, 1]; bring it to the mean and std the model was trained with."""
+        """Check the shape of a batch, subtract `mean` and divide by `std`.
+
+        Args:
+            images: (B, C, H, W) in [0, 1].
+        """
         self.check_images(images)
         return self._scaled(images)
 
     def check_images(self, images: Tensor) -> None:
-        """Refuse a batch that is not (B, C, H, W) with the model's C, H and W."""
+        """Raise a ValueError unless `images` is (B, C, H, W) with the model's C, H and W."""
         if images.ndim != 4 or images.shape[1:] != self.image_shape:
             raise ValueError(
                 f"{type(self).__name__}: expected images of shape (B, {', '.join(map(str, self.image_shape))}), "
@@ -159,12 +173,19 @@ class ImageModel(
         return images if self.std is None else images / self.std
 
     def prepare(self, images: Tensor) -> Tensor:
-        """uint8, or float in [0, 1], (B, C, H', W') → float (B, C, H, W) in [0, 1]; of larger images the centre."""
+        """Convert images to what `forward` takes; larger images are cropped to their centre.
+
+        Args:
+            images: (B, C, H', W') uint8, or float in [0, 1].
+
+        Returns:
+            (B, C, H, W) float32 in [0, 1], on the model's device.
+        """
         channels, H, W = self.image_shape
         if images.ndim != 4 or images.shape[1] != channels or images.shape[2] < H or images.shape[3] < W:
             raise ValueError(
-                f"{type(self).__name__}.prepare: images of shape {tuple(images.shape)} do not hold {channels}×{H}×{W}; "
-                f"resize them to {self.resize_to[0]}×{self.resize_to[1]} first"
+                f"{type(self).__name__}.prepare: images of shape {tuple(images.shape)} are smaller than "
+                f"{channels}×{H}×{W}; resize them to {self.resize_to[0]}×{self.resize_to[1]} first"
             )
         top, left = (images.shape[-2] - H) // 2, (images.shape[-1] - W) // 2
         cut = images[..., top : top + H, left : left + W]
@@ -172,16 +193,22 @@ class ImageModel(
         return values if images.is_floating_point() else values / 255
 
     def anneal(self, progress: float) -> None:
-        """Set what changes in the course of training, 0 to 1; most models have nothing of the kind."""
+        """Set hyperparameters that follow a schedule; most models have none.
+
+        Args:
+            progress: the share of training that is done, 0 to 1.
+        """
 
     @property
     def device(self) -> torch.device:
+        """The device of the parameters."""
         return next(self.parameters()).device
 
     def parameter_count(self) -> int:
+        """Count the parameters."""
         return sum(parameter.numel() for parameter in self.parameters())
 
-    # The mixin's hooks, so that save_pretrained, from_pretrained and push_to_hub use the same files as save and load.
+    # Hooks of the mixin: save_pretrained, from_pretrained and push_to_hub use the same files as save and load.
     def _save_pretrained(self, save_directory: Path) -> None:
         from torchcaps.models.files import write_model
 
@@ -194,14 +221,14 @@ class ImageModel(
         model = load(model_id, device=map_location, hub={k: v for k, v in options.items() if k in _HUB_OPTIONS})
         changed = sorted(set(options) & set(model.arguments))
         if changed:
-            raise UserError(f"from_pretrained: a saved model keeps its arguments; leave {', '.join(changed)} away")
+            raise UserError(f"from_pretrained: a saved model keeps its arguments; omit {', '.join(changed)}")
         if not isinstance(model, cls):
             raise UserError(f"{model_id} holds a {type(model).__name__}, not a {cls.__name__}: use torchcaps.load")
         return model
 
 
 class CapsuleModel(ImageModel):
-    """Base of the models that route primary capsules to one capsule for each class, and draw what one of those saw."""
+    """Base class of models that route primary capsules to class capsules and reconstruct the image from one of them."""
 
     routes_grid = True
     classes: DenseCaps
@@ -209,29 +236,58 @@ class CapsuleModel(ImageModel):
     grid: tuple[int, ...]  # rows and columns of the primary capsules
 
     def children_of(self, images: Tensor) -> Capsules:
-        """The primary capsules (B, I, K); I counts types, then rows, then columns of `grid`."""
+        """Compute the primary capsules.
+
+        Args:
+            images: (B, C, H, W) in [0, 1].
+
+        Returns:
+            (B, I, K) poses; I runs over types, then over rows and columns of `grid`.
+        """
         raise NotImplementedError
 
     @property
     def convolutions(self) -> list[nn.Conv2d]:
-        """From the image to the primary capsules: they say where in the image a capsule looks."""
+        """The convolutions between image and primary capsules, which determine the receptive field of a capsule."""
         raise NotImplementedError
 
     def forward(self, images: Tensor, targets: Tensor | None = None, *, each: Tensor | None = None) -> Output:
-        """images (B, C, H, W) in [0, 1]; targets choose what the decoder sees, else the longest capsule does.
+        """Classify images.
 
-        each  (B, M) class ids: every one of them is reconstructed by itself, (B, M, C, H, W)
+        Args:
+            images: (B, C, H, W) in [0, 1].
+            targets: (B,) class ids or (B, J) multi-hot: the classes to reconstruct; by default the longest capsule.
+            each: (B, M) class ids, each reconstructed separately.
+
+        Returns:
+            Lengths, poses and, with a decoder, a reconstruction (B, C, H, W), or (B, M, C, H, W) with `each`.
         """
         parents = self.classes(self.children_of(images))
         drawn = self.reconstruct(parents, targets) if each is None else self.reconstruct_each(parents, each)
         return Output(parents.activation, parents.pose, drawn)
 
     def reconstruct(self, capsules: Capsules | Tensor, targets: Tensor | None = None) -> Tensor | None:
-        """The image (B, C, H, W) that the chosen class capsules (B, J, D) describe."""
+        """Decode the chosen class capsules to an image; None without a decoder.
+
+        Args:
+            capsules: (B, J, D) poses of the classes.
+            targets: (B,) class ids or (B, J) multi-hot; by default the longest capsule.
+
+        Returns:
+            (B, C, H, W) in [0, 1].
+        """
         return None if self.decoder is None else self.decoder(mask_capsules(capsules, targets))
 
     def reconstruct_each(self, capsules: Capsules | Tensor, classes_BM: Tensor) -> Tensor | None:
-        """An image for each of the classes (B, M), as its capsule alone describes it: (B, M, C, H, W)."""
+        """Decode each of several classes separately; None without a decoder.
+
+        Args:
+            capsules: (B, J, D) poses of the classes.
+            classes_BM: (B, M) class ids.
+
+        Returns:
+            (B, M, C, H, W) in [0, 1].
+        """
         M = classes_BM.shape[1]
         poses = as_capsules(capsules).pose.repeat_interleave(M, dim=0)
         drawn = self.reconstruct(poses, classes_BM.flatten())
@@ -241,5 +297,14 @@ class CapsuleModel(ImageModel):
 _HUB_OPTIONS = ("revision", "cache_dir", "force_download", "local_files_only", "token")
 
 
+def constant_device() -> torch.device:
+    """The device for tensors that are computed from arguments and not saved: the default device, but never meta.
+
+    `load` builds a model on the meta device and fills in the saved tensors only.
+    """
+    default = torch.get_default_device()
+    return torch.device("cpu") if default.type == "meta" else default
+
+
 def _per_channel(values: Sequence[float] | None) -> Tensor | None:
-    return None if values is None else torch.tensor(list(values)).view(-1, 1, 1)
+    return None if values is None else torch.tensor(list(values), device=constant_device()).view(-1, 1, 1)

@@ -14,19 +14,32 @@ from torchcaps.errors import UserError
 from torchcaps.layers import DenseCaps, PrimaryCaps, make_decoder
 from torchcaps.layers.patches import PatchConv2d
 from torchcaps.models.base import CapsuleModel
+from torchcaps.models.registry import register_model
 
 
 class CapsNet(CapsuleModel):
-    """A convolution, primary capsules, one capsule for each class, and a decoder that draws what a capsule saw.
+    """A convolution, primary capsules, class capsules, and a decoder that reconstructs the image from one of them.
 
-    channels, kernel                of the first convolution, stride 1, ReLU
-    types, dim, primary_kernel, stride   of the primary capsules
-    class_dim, routing, iterations  of the class capsules
-    variant  "paper": the text of the paper; "authors": their code, with biases inside routing, primary capsules divided
-             by their number of types, and truncated normal initialisation
-    drop     share of the primary capsules that are silent in a training step, each time others
-    leaky    one more place for each child's coupling to go, that no class gets
-    decoder  "dense" (the paper's), "conv", "none", or "auto": dense up to 4,096 values an image
+    Args:
+        image_shape: (C, H, W) of the images.
+        num_classes: J.
+        channels: of the first convolution, with stride 1 and ReLU.
+        kernel: of the first convolution.
+        types: of primary capsules.
+        dim: dimensions of a primary capsule.
+        primary_kernel: of the primary capsules' convolution.
+        stride: of the primary capsules' convolution.
+        padding: of both convolutions.
+        class_dim: dimensions of a class capsule.
+        routing: from primary to class capsules.
+        iterations: of routing.
+        variant: "paper": as in the paper's text; "authors": as in their code, with biases inside routing, primary
+            capsules divided by the number of types, and truncated normal initialisation.
+        leaky: whether routing has one more parent, which belongs to no class.
+        drop: share of the primary capsules that are dropped in a training step, at random.
+        decoder: "dense" (the paper's), "conv", "none", or "auto": dense up to 4,096 values per image.
+        hidden: units of the dense decoder's hidden layers.
+        **kwargs: arguments of `ImageModel`.
     """
 
     def __init__(
@@ -49,14 +62,14 @@ class CapsNet(CapsuleModel):
         drop: float = 0.0,
         decoder: Literal["auto", "dense", "conv", "none"] = "auto",
         hidden: Sequence[int] = (512, 1024),
-        **about: Any,
+        **kwargs: Any,
     ):
-        super().__init__(image_shape, num_classes, **about)
+        super().__init__(image_shape, num_classes, **kwargs)
         if variant not in ("paper", "authors"):
             raise UserError(f"capsnet: variant must be 'paper' or 'authors', got {variant!r}")
         if not 0 <= drop < 1:
-            raise UserError(f"capsnet: drop is a share of the capsules, from 0 up to (not including) 1, got {drop}")
-        if routing == "em":  # whose activations are no lengths, and rarely reach the margins
+            raise UserError(f"capsnet: drop must be a share of at least 0 and less than 1, got {drop}")
+        if routing == "em":  # its activations are not lengths, and rarely reach the margins
             self.objective = "spread"
         authors = variant == "authors"
         colours, *sides = self.image_shape
@@ -89,7 +102,7 @@ class CapsNet(CapsuleModel):
             _initialise_as_authors(self)
 
     def children_of(self, images: Tensor) -> Capsules:
-        """The primary capsules (B, I, K); I counts types, then rows, then columns of `grid`."""
+        """Compute the primary capsules, see `CapsuleModel.children_of`."""
         children = self.primary(functional.relu(self.conv(self.normalise(images))))
         if self.training and self.drop:
             kept_BI = functional.dropout(torch.ones_like(children.pose[..., 0]), self.drop)
@@ -101,19 +114,21 @@ class CapsNet(CapsuleModel):
         return [self.conv, self.primary.conv]
 
 
+@register_model
 def capsnet(image_shape: Sequence[int] = (1, 28, 28), num_classes: int = 10, **options: Any) -> CapsNet:
-    """The paper's network: 8,215,568 parameters for 1×28×28 images and 10 classes."""
+    """Build the network of the paper: 8,215,568 parameters for 1×28×28 images and 10 classes."""
     return CapsNet(image_shape, num_classes, **options)
 
 
+@register_model
 def capsnet_small(image_shape: Sequence[int] = (1, 28, 28), num_classes: int = 10, **options: Any) -> CapsNet:
-    """A CapsNet that trains in a minute on a CPU: smaller kernels, fewer channels and types."""
+    """Build a CapsNet that trains in a minute on a CPU: smaller kernels, fewer channels and types."""
     small = {"channels": 32, "kernel": 5, "types": 8, "primary_kernel": 5, "hidden": (128, 256)}
     return CapsNet(image_shape, num_classes, **{**small, **options})
 
 
 def _initialise_as_authors(model: CapsNet) -> None:
-    """Truncated normal weights of 0.1 (the first convolution 0.05) and biases of 0.1 throughout."""
+    """Set weights to truncated normal values (std 0.1, first convolution 0.05) and biases to 0.1."""
     for module in model.modules():
         if isinstance(module, (nn.Conv2d, nn.Linear)):
             std = 0.05 if module is model.conv else 0.1

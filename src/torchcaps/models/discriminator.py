@@ -1,4 +1,4 @@
-"""The discriminator of conditional synthesis: it tells drawn images from real ones, patch by patch."""
+"""The discriminator of conditional synthesis, which classifies patches as real or generated."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from torchcaps.ops.squash import at_least_float32
 
 
 class Discriminator(nn.Module):
-    """PatchGAN (Isola et al. 2017): convolutions on label map and image, whose every answer sees a patch of them.
+    """PatchGAN (Isola et al. 2017): convolutions on label map and image; each output value sees one patch.
 
-    channels       of the first convolution; they double with each halving, up to eight times as many
-    depth          halvings: 3 for patches of 70×70 pixels, 2 for 34×34, 1 for 16×16
-    spectral_norm  bound how steep each layer is (Miyato et al. 2018), so that training is stable
-    instance_norm  bring what each layer but the first and the last finds to mean 0 and deviation 1 within an image, so
-                   that differences do not fade from layer to layer
+    Args:
+        inputs: channels of the input, see `SynthesisModel.discriminator_input`.
+        channels: of the first convolution; they double with each halving, up to eight times as many.
+        depth: halvings: 3 for patches of 70×70 pixels, 2 for 34×34, 1 for 16×16.
+        spectral_norm: bound the Lipschitz constant of each layer (Miyato et al. 2018), for stable training.
+        instance_norm: instance normalisation after all layers but the first and the last, so that differences do not
+            fade from layer to layer.
     """
 
     def __init__(
@@ -40,18 +42,32 @@ class Discriminator(nn.Module):
             layers.append(nn.LeakyReLU(0.2))
         self.layers = nn.Sequential(*layers, _layer(widths[-1], 1, 1, spectral_norm))
 
-    def forward(self, seen: Tensor) -> Tensor:
-        """(B, 1, h, w) logits, above 0 where a patch of `seen` (B, labels and colours, H, W) is taken for real."""
-        return at_least_float32(self.layers(seen))
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Classify patches.
 
-    def noticed(self, seen: Tensor) -> list[Tensor]:
-        """What each layer but the last makes of it, (B, channels, h, w), and last the logits."""
-        maps, found = [], seen
+        Args:
+            inputs: (B, labels and channels, H, W).
+
+        Returns:
+            (B, 1, h, w) logits, above 0 where a patch is classified as real.
+        """
+        return at_least_float32(self.layers(inputs))
+
+    def features(self, inputs: Tensor) -> list[Tensor]:
+        """Compute the feature maps of every layer.
+
+        Args:
+            inputs: (B, labels and channels, H, W).
+
+        Returns:
+            (B, channels, h, w) of each layer but the last, and the logits.
+        """
+        maps, x = [], inputs
         for layer in self.layers:
-            found = layer(found)
+            x = layer(x)
             if isinstance(layer, nn.LeakyReLU):
-                maps.append(found)
-        return [*maps, at_least_float32(found)]
+                maps.append(x)
+        return [*maps, at_least_float32(x)]
 
 
 def _layer(before: int, after: int, stride: int, normed: bool) -> nn.Module:

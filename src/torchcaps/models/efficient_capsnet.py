@@ -13,20 +13,26 @@ from torchcaps.capsules import Capsules
 from torchcaps.errors import UserError
 from torchcaps.layers import DenseCaps, make_decoder
 from torchcaps.models.base import CapsuleModel
+from torchcaps.models.registry import register_model
 from torchcaps.ops.attention import squash_exponential
 
 KERNELS = (5, 3, 3, 3)
 STRIDES = (1, 1, 1, 2)
-LEAST = 11  # rows and columns that give the last of these convolutions one place
+MIN_SIDE = 11  # pixels: the output of the last convolution is then 1×1
 
 
 class EfficientCapsNet(CapsuleModel):
-    """Four convolutions, few primary capsules that each see the whole image, routing by self-attention, a decoder.
+    """Four convolutions, few primary capsules that each see the whole image, self-attention routing, a decoder.
 
-    channels   of the four convolutions; the last are read as primary capsules, so dim must divide them
-    dim        of a primary capsule
-    class_dim  of a class capsule
-    decoder    "dense" (the paper's), "conv", "none", or "auto": dense up to 4,096 values an image
+    Args:
+        image_shape: (C, H, W) of the images.
+        num_classes: J.
+        channels: of the four convolutions; `dim` must divide the last.
+        dim: dimensions of a primary capsule.
+        class_dim: dimensions of a class capsule.
+        decoder: "dense" (the paper's), "conv", "none", or "auto": dense up to 4,096 values per image.
+        hidden: units of the dense decoder's hidden layers.
+        **kwargs: arguments of `ImageModel`.
     """
 
     def __init__(
@@ -39,29 +45,29 @@ class EfficientCapsNet(CapsuleModel):
         class_dim: int = 16,
         decoder: Literal["auto", "dense", "conv", "none"] = "auto",
         hidden: Sequence[int] = (512, 1024),
-        **about: Any,
+        **kwargs: Any,
     ):
-        super().__init__(image_shape, num_classes, **about)
+        super().__init__(image_shape, num_classes, **kwargs)
         colours, height, width = self.image_shape
-        if min(height, width) < LEAST:
+        if min(height, width) < MIN_SIDE:
             raise UserError(
                 f"efficient_capsnet: images of {height}×{width} are too small for its convolutions: they must be at "
-                f"least {LEAST}×{LEAST}. Enlarge them (data.image_size)"
+                f"least {MIN_SIDE}×{MIN_SIDE}. Enlarge them (data.image_size)"
             )
         if len(channels) != len(KERNELS) or min(channels) < 1:
             raise UserError(f"efficient_capsnet: channels must be {len(KERNELS)} numbers, got {tuple(channels)}")
         if dim < 1 or channels[-1] % dim:
-            raise UserError(f"efficient_capsnet: {channels[-1]} channels do not make capsules of {dim} dimensions")
+            raise UserError(f"efficient_capsnet: dim must divide the last channels, got {dim} and {channels[-1]}")
         self.grid = (1, 1)  # every capsule sees the whole image
         self.conv = _Convolutions(colours, *channels)
-        self.primary = _WholeMapCaps(channels[-1], dim, ((height - LEAST) // 2 + 1, (width - LEAST) // 2 + 1))
+        self.primary = _WholeMapCaps(channels[-1], dim, ((height - MIN_SIDE) // 2 + 1, (width - MIN_SIDE) // 2 + 1))
         types = channels[-1] // dim
-        std = math.sqrt(2 / (types * num_classes * dim))  # the authors': He's, with all but D taken for inputs
+        std = math.sqrt(2 / (types * num_classes * dim))  # the authors': He, all axes but D as inputs
         self.classes = DenseCaps(types, dim, num_classes, class_dim, routing="self_attention", iterations=1, std=std)
         self.decoder = make_decoder(decoder, num_classes, class_dim, self.image_shape, tuple(hidden))
 
     def children_of(self, images: Tensor) -> Capsules:
-        """The primary capsules (B, I, K)."""
+        """Compute the primary capsules, see `CapsuleModel.children_of`."""
         return self.primary(self.conv(self.normalise(images)))
 
     @property
@@ -69,15 +75,16 @@ class EfficientCapsNet(CapsuleModel):
         return [each for each in (*self.conv, self.primary.conv) if isinstance(each, nn.Conv2d)]
 
 
+@register_model
 def efficient_capsnet(
     image_shape: Sequence[int] = (1, 28, 28), num_classes: int = 10, **options: Any
 ) -> EfficientCapsNet:
-    """The paper's network: 161,824 parameters for 1×28×28 images and 10 classes, and 1,411,344 of the decoder."""
+    """Build the network of the paper: 161,824 parameters for 1×28×28 images and 10 classes, plus a decoder."""
     return EfficientCapsNet(image_shape, num_classes, **options)
 
 
 class _Convolutions(nn.Sequential):
-    """Convolution, ReLU, batch normalisation, four times, in the order of the authors' code; no padding."""
+    """Four times convolution without padding, ReLU, batch normalisation, in the order of the authors' code."""
 
     def __init__(self, *channels: int):
         layers: list[nn.Module] = []
@@ -90,10 +97,12 @@ class _Convolutions(nn.Sequential):
 
 
 class _WholeMapCaps(nn.Module):
-    """One number from each map, by a kernel as large as the map; `dim` of them in a row are a capsule.
+    """A depthwise convolution with a kernel as large as the map; `dim` neighbouring channels form a capsule.
 
-    input    (B, channels, H, W)
-    returns  pose (B, channels / dim, dim)
+    Args:
+        channels: of the input (B, channels, H, W); the output has poses (B, channels / dim, dim).
+        dim: dimensions of a capsule.
+        size: (H, W) of the input.
     """
 
     def __init__(self, channels: int, dim: int, size: tuple[int, int]):

@@ -11,16 +11,24 @@ from torch.nn import functional
 from torchcaps.errors import UserError
 from torchcaps.layers import ClassCaps, MatrixConvCaps2d, MatrixPrimaryCaps
 from torchcaps.models.base import ImageModel, Output
+from torchcaps.models.registry import register_model
 
 
 class EMCapsNet(ImageModel):
-    """A convolution, primary matrix capsules, two convolutional capsule layers, one capsule for each class.
+    """A convolution, primary matrix capsules, two convolutional capsule layers, class capsules.
 
-    channels, primary, first, second  the paper's A, B, C and D: channels of the convolution, types of each layer
-    size                              P: poses are P×P matrices
-    iterations                        of EM in each layer
-    inverse_temperature               at the start and at the end of training
-    batch_norm                        after the convolution; the paper has none
+    Args:
+        image_shape: (C, H, W) of the images.
+        num_classes: J.
+        channels: the paper's A, of the convolution.
+        primary: the paper's B, types of primary capsules.
+        first: the paper's C, types of the first convolutional capsule layer.
+        second: the paper's D, types of the second.
+        size: P; poses are P×P matrices.
+        iterations: of EM routing in each layer.
+        inverse_temperature: at the start and at the end of training.
+        batch_norm: whether batch normalisation follows the convolution; the paper has none.
+        **kwargs: arguments of `ImageModel`.
     """
 
     objective = "spread"
@@ -38,11 +46,11 @@ class EMCapsNet(ImageModel):
         iterations: int = 2,
         inverse_temperature: Sequence[float] = (0.01, 0.1),
         batch_norm: bool = True,
-        **about: Any,
+        **kwargs: Any,
     ):
-        super().__init__(image_shape, num_classes, **about)
+        super().__init__(image_shape, num_classes, **kwargs)
         colours, *sides = self.image_shape
-        # A stride of 2, a window of 3 with a stride of 2, another with a stride of 1: the last map must not be empty.
+        # Stride 2, then a window of 3 with stride 2 and one with stride 1: the last map must not be empty.
         least = 13
         if min(sides) < least:
             raise UserError(
@@ -51,7 +59,7 @@ class EMCapsNet(ImageModel):
             )
         if isinstance(inverse_temperature, (int, float)) or len(inverse_temperature) != 2:
             raise UserError(
-                f"em_capsnet: inverse_temperature is two numbers, first and last, got {inverse_temperature}"
+                f"em_capsnet: inverse_temperature must be two numbers, first and last, got {inverse_temperature}"
             )
         self.schedule = tuple(inverse_temperature)
         settings = {"iterations": iterations, "inverse_temperature": self.schedule[0]}
@@ -63,24 +71,36 @@ class EMCapsNet(ImageModel):
         self.classes = ClassCaps(second, num_classes, size, **settings)  # type: ignore[arg-type]
 
     def forward(self, images: Tensor, targets: Tensor | None = None, *, each: Tensor | None = None) -> Output:
-        """images (B, C, H, W) in [0, 1]; the rest is accepted, and unused, so that all models are called alike."""
+        """Classify images.
+
+        Args:
+            images: (B, C, H, W) in [0, 1].
+            targets: is ignored, like `each`.
+            each: is ignored.
+        """
         features = functional.relu(self.norm(self.conv(self.normalise(images))))
         parents = self.classes(self.second(self.first(self.primary(features))))
         return Output(parents.activation, parents.pose)
 
     def anneal(self, progress: float) -> None:
-        """Set the inverse temperature for this part of training, 0 to 1: activations harden as it goes on."""
+        """Set the inverse temperature; it rises during training, which sharpens the activations.
+
+        Args:
+            progress: the share of training that is done, 0 to 1.
+        """
         first, last = self.schedule
         for layer in (self.first, self.second, self.classes):
             layer.inverse_temperature.fill_(first + (last - first) * progress)
 
 
+@register_model
 def em_capsnet(image_shape: Sequence[int] = (1, 28, 28), num_classes: int = 10, **options: Any) -> EMCapsNet:
-    """The paper's smaller network: A, B, C, D = 64, 8, 16, 16."""
+    """Build the smaller network of the paper: A, B, C, D = 64, 8, 16, 16."""
     return EMCapsNet(image_shape, num_classes, **options)
 
 
+@register_model
 def em_capsnet_large(image_shape: Sequence[int] = (1, 28, 28), num_classes: int = 10, **options: Any) -> EMCapsNet:
-    """The paper's larger network: A = B = C = D = 32."""
+    """Build the larger network of the paper: A = B = C = D = 32."""
     sizes = {"channels": 32, "primary": 32, "first": 32, "second": 32}
     return EMCapsNet(image_shape, num_classes, **{**sizes, **options})

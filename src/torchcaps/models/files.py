@@ -1,4 +1,4 @@
-"""Models on disk: a folder with config.json and model.safetensors, or the latter alone: it carries the config too."""
+"""Models on disk: a folder with config.json and model.safetensors, or the latter alone, which holds the config too."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torchcaps.errors import UserError, did_you_mean
 from torchcaps.io.atomic import write_text
 from torchcaps.io.tensors import Unreadable, checksum, read_json, read_tensors, write_tensors
 from torchcaps.models.base import ImageModel
-from torchcaps.models.meta_init import checked_arguments, fitted, planned
+from torchcaps.models.meta_init import build_on_meta, check_arguments, fill, match_tensors
 from torchcaps.models.registry import CLASSES
 
 WEIGHTS = "model.safetensors"
@@ -25,7 +25,16 @@ WEIGHTS_DIR = Path(str(resources.files("torchcaps"))) / "weights"
 
 
 def save(model: ImageModel, folder: str | os.PathLike[str]) -> Path:
-    """Write a model to a folder; `load` needs nothing else to use it again."""
+    """Write a model to a folder, with everything that `load` needs.
+
+    Args:
+        model: any model; the class of a model of your own must be registered before `load` can read it, see
+            `register_model`.
+        folder: is created; files of an earlier model in it are replaced.
+
+    Returns:
+        The folder.
+    """
     path = Path(folder)
     if path.exists() and not path.is_dir():
         raise UserError(f"cannot save a model to {path}: that is a file, give a folder")
@@ -42,33 +51,43 @@ def load(
     *,
     hub: dict[str, Any] | None = None,
 ) -> ImageModel:
-    """A saved model: a name of `shipped_models()`, a run folder, a model folder, a .safetensors file, or a hub id."""
+    """Load a saved model in evaluation mode.
+
+    Args:
+        name_or_path: a name of `shipped_models()`, a run folder, a model folder, a .safetensors file, or the id of a
+            repository on the Hugging Face Hub.
+        device: to load it to.
+        hub: options of `hf_hub_download`, such as revision.
+    """
     model = _read(_find(os.fspath(name_or_path), hub or {}))
     return model.to(device).eval()
 
 
-def folder_of(name_or_path: str | os.PathLike[str]) -> Path:
-    """Where the weights lie that `load` would read, and with them what is known about them."""
+def weights_folder(name_or_path: str | os.PathLike[str]) -> Path:
+    """The folder of the weights that `load` would read; other files about the model are beside them."""
     return _find(os.fspath(name_or_path), {}).parent
 
 
 def shipped_models() -> list[str]:
-    """The trained models that come with the package."""
+    """List the trained models that come with the package."""
     return sorted(entry.name for entry in WEIGHTS_DIR.iterdir() if (entry / WEIGHTS).is_file())
 
 
-def beside(name_or_path: str | os.PathLike[str], file: str) -> Path | None:
-    """A file that lies beside the weights of a saved model, such as card.json, if there is one."""
+def file_beside(name_or_path: str | os.PathLike[str], file: str) -> Path | None:
+    """A file in the folder of a saved model's weights, such as card.json; None if there is none."""
     path = _find(os.fspath(name_or_path), {}).parent / file
     return path if path.is_file() else None
 
 
 def write_model(model: ImageModel, folder: Path, dtype: torch.dtype | None = None) -> Path:
-    """Write model.safetensors, with a checksum, and config.json, each atomically.
+    """Write config.json and model.safetensors, each atomically; the weights carry a checksum.
 
-    dtype  store the weights in another precision, to save space; `load` brings them back to float32
+    Args:
+        model: to write.
+        folder: must exist.
+        dtype: store the weights in another precision, to save space; `load` converts them to float32.
     """
-    text = json.dumps(describe(model), indent=2, ensure_ascii=False, default=_plain)
+    text = json.dumps(make_config(model), indent=2, ensure_ascii=False, default=_to_json)
     tensors = {
         name: tensor.detach().to("cpu", dtype if tensor.is_floating_point() else None).contiguous()
         for name, tensor in model.state_dict().items()
@@ -78,8 +97,8 @@ def write_model(model: ImageModel, folder: Path, dtype: torch.dtype | None = Non
     return folder
 
 
-def describe(model: ImageModel) -> dict[str, Any]:
-    """All that is needed to make the model again and to feed it: architecture, arguments, preprocessing, classes."""
+def make_config(model: ImageModel) -> dict[str, Any]:
+    """The content of config.json: everything needed to build the model again and to prepare its input."""
     return {
         "format": FORMAT,
         "torchcaps_version": __version__,
@@ -93,10 +112,10 @@ def describe(model: ImageModel) -> dict[str, Any]:
 
 
 def _find(name: str, hub: dict[str, Any]) -> Path:
-    """The weights file that a name or path stands for."""
+    """Find the weights file of a name or path."""
     path = Path(name)
     for candidate in (path, path / WEIGHTS, path / "model" / WEIGHTS):
-        if os.path.isfile(candidate):  # which takes any name, however long
+        if os.path.isfile(candidate):  # unlike Path.is_file, accepts names of any length
             return candidate
     if os.path.isdir(path):
         unfinished = (path / "recipe.yaml").is_file()
@@ -132,27 +151,29 @@ def _read(path: Path) -> ImageModel:
         metadata, tensors = read_tensors(path)
         config = read_json(metadata.get("torchcaps", "null"))
         if metadata.get("checksum", known := checksum(tensors, metadata)) != known:
-            raise Unreadable("it is not as it was written (its checksum differs)")
+            raise Unreadable("its content has changed since it was written (the checksum differs)")
     except Unreadable as error:
         raise UserError(f"{path} cannot be read as a model: {error}") from error
     if not isinstance(config, dict) or "architecture" not in config:
-        raise UserError(f"{path} was not saved by torchcaps: it does not say which model it holds")
+        raise UserError(f"{path} was not saved by torchcaps: it does not name the model's architecture")
     if config.get("format") != FORMAT:
         raise UserError(f"{path} has format {config.get('format')!r}, this version reads {FORMAT!r}: upgrade torchcaps")
     kind = CLASSES.get(str(config["architecture"]))
     if kind is None:
-        raise UserError(f"{path} holds a {config['architecture']!r}: this version of torchcaps has no such model")
+        raise UserError(
+            f"{path} holds a {config['architecture']!r}: this version of torchcaps has no such model; if it is one of "
+            "your own, import the module that registers it"
+        )
     try:
-        arguments = checked_arguments(config.get("arguments"))
-        plan = planned(kind, arguments, len(tensors))
+        arguments = check_arguments(config.get("arguments"))
+        model = build_on_meta(kind, arguments, len(tensors))
     except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RuntimeError) as error:
-        raise UserError(f"{path} describes a {kind.__name__} that cannot be made: {error}") from error
+        raise UserError(f"{path} describes a {kind.__name__} that cannot be built: {error}") from error
     try:
-        state = fitted(plan, tensors)
+        tensors = match_tensors(model, tensors)
     except (Unreadable, RuntimeError) as error:
         raise UserError(f"{path} does not fit the model it describes: {error}") from error
-    model = kind(**arguments)
-    model.load_state_dict(state)
+    model = fill(model, tensors)
     trained_by = config.get("trained_by")
     model.trained_by = trained_by if isinstance(trained_by, dict) else {}
     none_below = config.get("none_below")
@@ -160,6 +181,6 @@ def _read(path: Path) -> ImageModel:
     return model
 
 
-def _plain(value: Any) -> Any:
-    """NumPy numbers and arrays, and tensors, as JSON can hold them."""
+def _to_json(value: Any) -> Any:
+    """Convert NumPy numbers and arrays, and tensors, to what JSON can hold."""
     return value.tolist()

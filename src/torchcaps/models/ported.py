@@ -1,6 +1,6 @@
-"""CapsNet as popular ports of it compute it, so that weights trained by them answer here as they did there.
+"""CapsNet as popular ports compute it, so that weights trained with them give the same output here.
 
-Not what the paper says, and not for training: `create_model` does not know it. `torchcaps convert` makes it.
+It departs from the paper and is not meant for training: `torchcaps convert` makes it, `create_model` does not.
 """
 
 from __future__ import annotations
@@ -15,16 +15,22 @@ from torch.nn import functional
 from torchcaps.capsules import Capsules, as_capsules
 from torchcaps.layers import DenseCaps
 from torchcaps.models.capsnet import CapsNet
+from torchcaps.models.registry import register_model
 from torchcaps.ops.squash import squash
 
 
+@register_model
 class PortedCapsNet(CapsNet):
-    """A CapsNet that departs from the paper where a port does.
+    """A CapsNet with a port's departures from the paper.
 
-    order    "channels": a primary capsule is `dim` neighbouring channels at a position, as in the paper; "memory":
-             `dim` neighbours in memory, which are positions of the same channel (a reshape without a transpose)
-    compete  who shares out a coupling of 1: "parents", as in the paper, or "children"
-    logits   routing starts from learned logits instead of zeros
+    Args:
+        image_shape: (C, H, W) of the images.
+        num_classes: J.
+        order: "channels": a primary capsule is `dim` neighbouring channels at one position, as in the paper; "memory":
+            `dim` neighbours in memory, which are positions of one channel (a reshape without a transpose).
+        compete: the axis over which couplings sum to 1: "parents", as in the paper, or "children".
+        logits: whether routing starts from learned logits instead of zeros.
+        **kwargs: arguments of `CapsNet`.
     """
 
     def __init__(
@@ -35,13 +41,13 @@ class PortedCapsNet(CapsNet):
         order: Literal["channels", "memory"] = "channels",
         compete: Literal["parents", "children"] = "parents",
         logits: bool = False,
-        **about: Any,
+        **kwargs: Any,
     ):
-        super().__init__(image_shape, num_classes, **about)
+        super().__init__(image_shape, num_classes, **kwargs)
         self.order = order
         self.classes = _PortedCaps(self.classes, compete, logits)
         if order == "memory":
-            self.grid = (1, 1)  # a capsule is at no position
+            self.grid = (1, 1)  # capsules have no position
 
     def children_of(self, images: Tensor) -> Capsules:
         if self.order == "channels":
@@ -51,7 +57,7 @@ class PortedCapsNet(CapsNet):
 
 
 class _PortedCaps(DenseCaps):
-    """Class capsules whose routing departs from the paper's."""
+    """Class capsules with a port's routing."""
 
     def __init__(self, layer: DenseCaps, compete: str, logits: bool):
         sizes = layer.in_capsules, layer.in_dim, layer.out_capsules, layer.out_dim

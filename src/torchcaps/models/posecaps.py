@@ -1,11 +1,11 @@
-"""Pose capsules: class presence, with the position, angle and scale of each class."""
+"""Pose capsules: the presence of each class, with its position, angle and scale."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -13,81 +13,64 @@ from torch import Tensor, nn
 
 from torchcaps.capsules import length
 from torchcaps.errors import UserError
-from torchcaps.geometry import Affine, Lattice, half_turn, mean_angle, random_bend, sampling_grid, view
+from torchcaps.geometry import Affine, Lattice, half_turn, mean_angle, random_bend, view
 from torchcaps.layers.denoise import Denoise
-from torchcaps.layers.stem import STRIDE, ConvStem
+from torchcaps.layers.stem import ConvStem
 from torchcaps.losses import multi_hot
-from torchcaps.models.base import ImageModel, Output, Placement
+from torchcaps.models._posecaps_drawing import classes_to_draw, correlation, select_classes, transform
+from torchcaps.models._posecaps_views import EPS, UNITS, Views, class_centres, pose_votes, random_poses
+from torchcaps.models.base import ImageModel, Output, Placement, constant_device
+from torchcaps.models.registry import register_model
 from torchcaps.models.variations import cover, negatives
 from torchcaps.ops.squash import at_least_float32, no_autocast, squash
 
-TINY = 1e-6
-FLAT = 1e-4  # of an image times a drawing: below it nothing can match
-AT_ONCE = 9  # views, where no gradients are needed: more take more memory and are no faster
-COARSE = 45.0  # degrees that one view of the coarse search stands for, at most
-NEAR = 0.125  # how far the first view of a training image strays from the identity, as a share of the lattice's reach
-NEGATIVES = 0.25  # images of nothing for each training image
-COVERED = 0.25  # share of the training images that are covered in part, if any are
-ABSENT = 0.1  # the length up to which a class counts as absent, as in the margin loss
-GAUGE = 0.02  # weight that keeps the mean pose of the training images at the identity
-UNITS = {"angle": 15.0, "scale": 0.2, "stretch": 0.2, "shear": 0.2}  # degrees, logarithms, pixels per pixel
-
-
-class Views(NamedTuple):
-    """What the network sees through each of G poses.
-
-    Attributes:
-        poses: (G) or (B, G) from a place in the view to one in the image.
-        primary: (B, G, T·K, h, w) the primary capsules, T types of K numbers.
-        capsules: (B, G, J, D) the class capsules.
-        offsets: (B, G, J, P) how much further than its view each class is turned, enlarged, …, in UNITS.
-    """
-
-    poses: Affine
-    primary: Tensor
-    capsules: Tensor
-    offsets: Tensor
+MAX_GROUP_VIEWS = 9  # processed at once without gradients: more take more memory and are no faster
+COARSE_STEP_DEGREES = 45.0  # between the views of the coarse search, at most
+NEGATIVES_PER_IMAGE = 0.25
+COVER_SHARE = 0.25  # share of the training images that are partly covered
+ABSENT_LENGTH = 0.1  # up to which a class counts as absent, as in the margin loss
+GAUGE_WEIGHT = 0.02  # of the loss that keeps the mean pose of the training images at the identity
 
 
 class PoseCaps(ImageModel):
-    """A small network applied to several transformed views of an image; it predicts class presence and class pose.
+    """A small network, applied to several transformed views of an image, predicts class presence and class pose.
 
-    Of every view: a stem of convolutions, primary capsules by a 1×1 convolution, and one capsule for each class, the
-    squashed sum over types of the mean over places of their votes; the matrices are the same at every place. A class is
-    present as far as its capsule is long in the views in which it is longest. Each view also says how much further the
-    class is turned and enlarged than the view's own pose; both together are the view's vote for the pose of the class,
-    and the placement is the mean of the votes.
+    For each view: a convolutional stem, primary capsules by a 1×1 convolution, and one capsule per class, the squashed
+    sum over types of the votes averaged over positions; the vote matrices are shared by all positions. A class is
+    present if its capsule is long in some of the views. Each view also predicts the pose of each class relative to its
+    own pose; the sum is the view's vote, and the placement is the weighted mean of the votes.
 
-    In training a few views are drawn at random from the range of the lattice, others for each image. See
-    docs/posecaps.md.
+    In training each image is seen in a few random poses from the range of the lattice. See docs/posecaps.md.
 
     Args:
         image_shape: (C, H, W) of the images.
         num_classes: J.
         width: w of the stem, whose convolutions have w/2 to 4w channels.
-        types, dim: T and K of the primary capsules.
-        class_dim: D of the class capsules.
-        turn, turn_step: the lattice's angles, from -turn to turn degrees; 180 is the full circle.
-        scales: the lattice's scales.
-        stretches, shears: the ranges of unequal scales and of shear, for views in training. `search` says whether the
-            lattice has them as well.
-        search: what is looked through at test: "coarse", angles alone, COARSE degrees apart or less; "plane", all
+        types: T, the number of types of primary capsules.
+        dim: K, dimensions of a primary capsule.
+        class_dim: D, dimensions of a class capsule.
+        turn: the lattice has angles from -turn to turn degrees; 180 is the full circle.
+        turn_step: degrees between neighbouring angles of the lattice.
+        scales: of the lattice.
+        stretches: range of unequal scales for random views; on the lattice only with search="full".
+        shears: range of shears for random views; on the lattice only with search="full".
+        search: the poses used in evaluation: "coarse", angles alone, at most COARSE_STEP_DEGREES apart; "plane", all
             angles × scales; "full", also × stretches × shears.
         views: number of random views of a training image; 0 for the whole lattice.
-        bend: pixels (standard deviation) that random views are smoothly bent by.
-        negatives: how many images of nothing are looked at in training for each image, up to 1; by default 0.25 where
-            views are random. They are training images whose patches are shuffled, and plain greys; Output.absence is
-            how present classes are in them.
-        thicken: how far the level of `Denoise`, from which on a stroke is seen, varies between training images.
-        cover: pixels, the largest side of a rectangle that covers a part of every fourth training image; 0 for none.
-        padding: pixels that a view shows on each side of the image.
-        sharpness: t. Presence is (1/t) log of the mean over views of exp(t · length): between the mean length (t → 0)
-            and the largest (t → ∞).
-        denoise: whether a first layer takes out noise and blur, for bright strokes on a dark ground.
-        decoder: "dense" draws what a capsule saw, where and how it stands; "none" does not.
+        bend: standard deviation of a smooth random distortion of the random views, in pixels.
+        negatives: training images without any class, as a share of the batch, 0 to 1; by default 0.25 with random
+            views. They are training images with shuffled patches, and uniform grey images; Output.absence is the
+            presence of classes in them.
+        thicken: how much the brightness level of `Denoise` varies between training images; this varies stroke width.
+        cover: largest side, in pixels, of a black rectangle on every fourth training image; 0 for none.
+        padding: pixels that a view shows beyond each side of the image.
+        sharpness: t. Presence is (1/t) log of the mean over views of exp(t · length): the mean length for t → 0, the
+            largest for t → ∞.
+        denoise: whether the first layer removes noise and blur; for bright strokes on a dark ground.
+        decoder: "dense" reconstructs the image from capsule and pose; "none" does not.
         hidden: units of the decoder's hidden layer.
-        thickness: whether it reads the width of strokes. The end of training sets it: see `read_thickness_by`.
-        **about: of `ImageModel`.
+        thickness: whether stroke width is predicted; set at the end of training, see `set_thickness_weight`.
+        **kwargs: arguments of `ImageModel`.
     """
 
     reads_placement = True
@@ -121,15 +104,15 @@ class PoseCaps(ImageModel):
         decoder: Literal["dense", "none"] = "dense",
         hidden: int = 128,
         thickness: bool = False,
-        **about: Any,
+        **kwargs: Any,
     ):
-        super().__init__(image_shape, num_classes, **about)
+        super().__init__(image_shape, num_classes, **kwargs)
         if min(width, types, dim, class_dim, hidden) < 1 or width < 2:
             raise UserError("posecaps: width must be at least 2; types, dim, class_dim and hidden at least 1")
         if min(views, padding, bend, thicken, cover) < 0 or sharpness <= 0:
             raise UserError("posecaps: views, padding, bend, thicken, cover must be 0 or more, sharpness more than 0")
         if negatives is None:
-            negatives = NEGATIVES if views else 0.0
+            negatives = NEGATIVES_PER_IMAGE if views else 0.0
         if not 0 <= negatives <= 1 or (negatives and not views):
             raise UserError(f"posecaps: negatives must lie in 0 to 1, and be 0 where views is 0, got {negatives}")
         if search not in ("coarse", "plane", "full"):
@@ -138,10 +121,12 @@ class PoseCaps(ImageModel):
             raise UserError(f"posecaps: decoder must be 'dense' or 'none', got {decoder!r}")
         self.range = Lattice.regular(turn, turn_step, scales, stretches, shears)
         self.lattice = self.range if search == "full" else Lattice(self.range.angles, self.range.scales)
-        looked = self.range.coarse(COARSE) if search == "coarse" else self.lattice
-        self.register_buffer("search_linear", looked.poses().linear.float(), persistent=False)
-        self.read = ["angle", "scale"]  # the parts of a pose that offsets tell
-        self.read += [name for name, axis in (("stretch", stretches), ("shear", shears)) if len(axis) > 1]
+        searched = self.range.coarse(COARSE_STEP_DEGREES) if search == "coarse" else self.lattice
+        with constant_device():
+            poses = searched.poses()
+        self.register_buffer("search_linear", poses.linear.float(), persistent=False)
+        self.pose_parts = ["angle", "scale"]  # predicted by the offsets
+        self.pose_parts += [name for name, axis in (("stretch", stretches), ("shear", shears)) if len(axis) > 1]
         self.views, self.bend, self.cover, self.sharpness, self.negatives = views, bend, cover, sharpness, negatives
         if negatives:
             self.own_losses = {**self.own_losses, "absence": 0.5}
@@ -151,10 +136,10 @@ class PoseCaps(ImageModel):
         self.denoise: nn.Module = Denoise(vary=thicken) if denoise else nn.Identity()
         self.stem = ConvStem(channels, width)
         self.primary = nn.Conv2d(self.stem.out_channels, types * dim, 1)
-        # With primary capsules as short as they start, class capsules start at a length of about 0.15.
+        # With primary capsules of their initial length, class capsules start at a length of about 0.15.
         self.weight = nn.Parameter(3 / math.sqrt(types * class_dim) * torch.randn(types, num_classes, class_dim, dim))
         self.bias = nn.Parameter(torch.full((num_classes, class_dim), 0.1))
-        self.offset = nn.Linear(types * dim, num_classes * len(self.read))
+        self.offset = nn.Linear(types * dim, num_classes * len(self.pose_parts))
         nn.init.zeros_(self.offset.weight)
         nn.init.zeros_(self.offset.bias)
         self.decoder: nn.Module | None = None
@@ -162,83 +147,83 @@ class PoseCaps(ImageModel):
             last = nn.Linear(hidden, channels * H * W)
             self.decoder = nn.Sequential(nn.Linear(num_classes * class_dim, hidden), nn.ReLU(), last)
         weight = torch.zeros(num_classes, types * dim + 1) if thickness else None
-        self.register_buffer("thickness_weight", weight)  # saved with the model if there is one
+        self.register_buffer("thickness_weight", weight)  # saved only if not None
 
     def forward(self, images: Tensor, targets: Tensor | None = None, *, each: Tensor | None = None) -> Output:
-        """Find classes and how they stand.
+        """Predict presence, pose and placement of each class.
 
         Args:
             images: (B, C, H, W) in [0, 1].
-            targets: (B,) class ids or (B, J) multi-hot: what is drawn, and whose views should agree. By default the
-                most present class.
-            each: (B, M) class ids, each to be drawn by itself.
+            targets: (B,) class ids or (B, J) multi-hot: the classes to reconstruct and to measure the disagreement of.
+                By default the most present class is reconstructed.
+            each: (B, M) class ids, each reconstructed separately.
 
         Returns:
-            Lengths, poses and, in eval mode, placement; a reconstruction if there is a decoder; with targets also the
+            Lengths, poses and, in evaluation mode, placement; with a decoder a reconstruction; with targets the
             disagreement.
         """
         absence = None
         if self.training and self.cover:
-            images = cover(images, self.cover, COVERED)
+            images = cover(images, self.cover, COVER_SHARE)
         if self.training and self.negatives:
-            seen, absence = self._look_beside_nothing(images)
+            views, absence = self._encode_with_negatives(images)
         else:
-            seen = self.look(images)
+            views = self.encode(images)
         with no_autocast(images):
-            weights_BGJ, presence, poses = self.aggregate(seen)
-            ids_BM, several = self._drawn_classes(presence, targets, each)
-            placement = None if self.training else self.place(seen, weights_BGJ)
-            placed = None
+            weights_BGJ, presence, poses = self.aggregate(views)
+            ids_BM, mask = classes_to_draw(presence, targets, each)
+            placement = None if self.training else self.read_placement(views, weights_BGJ)
+            chosen = None
             if self.decoder is not None:
-                placed = self.place(seen, weights_BGJ, ids_BM) if placement is None else _of(placement, ids_BM)
-            apart = None if targets is None else self.disagreement(seen, targets)
+                if placement is None:
+                    chosen = self.read_placement(views, weights_BGJ, ids_BM)
+                else:
+                    chosen = select_classes(placement, ids_BM)
+            disagreement = None if targets is None else self.disagreement(views, targets)
         drawn = None
-        if placed is not None:
-            drawn = self.reconstruct(poses, placed, ids_BM)
-            if several is not None:
-                drawn = (drawn * several[..., None, None, None].to(drawn)).sum(1).clamp(max=1)
+        if chosen is not None:
+            drawn = self.reconstruct(poses, chosen, ids_BM)
+            if mask is not None:
+                drawn = (drawn * mask[..., None, None, None].to(drawn)).sum(1).clamp(max=1)
             elif each is None:
                 drawn = drawn[:, 0]
-        return Output(presence, poses, drawn, None, placement, apart, absence)
+        return Output(presence, poses, drawn, None, placement, disagreement, absence)
 
-    def _drawn_classes(
-        self, presence_BJ: Tensor, targets: Tensor | None, each: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
-        """(B, M) ids of the classes to draw; for multi-hot targets all J, and (B, J) which of them count."""
-        if each is not None:
-            return each, None
-        if targets is None:
-            return presence_BJ.argmax(-1, keepdim=True), None
-        if targets.ndim == 1:
-            return targets[:, None].long(), None
-        return torch.arange(self.num_classes, device=targets.device).expand_as(targets), targets
+    def encode(self, images: Tensor) -> Views:
+        """Compute capsules in the poses that are searched, or in training in random poses.
 
-    def look(self, images: Tensor) -> Views:
-        """See images (B, C, H, W) through the poses that are searched, or in training through random ones."""
+        Args:
+            images: (B, C, H, W) in [0, 1].
+        """
         poses = self._random_poses(images) if self.training and self.views else self._search_poses()
-        return self.look_through(images, poses)
+        return self.encode_views(images, poses)
 
-    def look_through(self, images: Tensor, poses: Affine) -> Views:
-        """See images (B, C, H, W) through poses (G) or (B, G)."""
+    def encode_views(self, images: Tensor, poses: Affine) -> Views:
+        """Compute capsules in given poses.
+
+        Args:
+            images: (B, C, H, W) in [0, 1].
+            poses: (G) for all images, or (B, G).
+        """
         self.check_images(images)
-        with no_autocast(images):  # places in bfloat16 would be off by a tenth of a pixel
+        with no_autocast(images):  # positions in bfloat16 would be off by a tenth of a pixel
             clear = self.normalise(self.denoise(images))
         G = poses.linear.shape[-3]
-        if torch.is_grad_enabled() or torch.compiler.is_compiling() or G <= AT_ONCE:
-            return self._look_through(clear, poses)
-        groups = (slice(first, first + AT_ONCE) for first in range(0, G, AT_ONCE))
+        if torch.is_grad_enabled() or torch.compiler.is_compiling() or G <= MAX_GROUP_VIEWS:
+            return self._encode_views(clear, poses)
+        groups = (slice(first, first + MAX_GROUP_VIEWS) for first in range(0, G, MAX_GROUP_VIEWS))
         shared = poses.linear.ndim == 3
-        parts = [self._look_through(clear, poses[group] if shared else poses[:, group]) for group in groups]
+        parts = [self._encode_views(clear, poses[group] if shared else poses[:, group]) for group in groups]
         return Views(poses, *(torch.cat(part, dim=1) for part in list(zip(*parts))[1:]))
 
-    def _look_through(self, images: Tensor, poses: Affine) -> Views:
-        """As `look_through`, for denoised images and all poses at once."""
-        seen_BGCHW = self._view(images, poses)
-        encoded = self._encode(seen_BGCHW.flatten(0, 1))
-        return Views(poses, *(part.unflatten(0, seen_BGCHW.shape[:2]) for part in encoded))
+    def _encode_views(self, images: Tensor, poses: Affine) -> Views:
+        """Like `encode_views`, for denoised images and all poses at once."""
+        views_BGCHW = self._view(images, poses)
+        encoded = self._encode(views_BGCHW.flatten(0, 1))
+        return Views(poses, *(part.unflatten(0, views_BGCHW.shape[:2]) for part in encoded))
 
     def _view(self, images: Tensor, poses: Affine) -> Tensor:
-        """(B, G, C, h, w); in training random views are bent."""
+        """Resample images to (B, G, C, h, w); in training random views are distorted."""
         with no_autocast(images):
             bent = None
             if self.training and self.bend and poses.linear.ndim == 4:
@@ -247,22 +232,22 @@ class PoseCaps(ImageModel):
             return view(images, poses, self.view_size, bent)
 
     def _encode(self, views: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Of views (N, C, h, w) the primary capsules, class capsules and offsets, as in `Views` but with one axis N."""
+        """Primary capsules, class capsules and offsets of views (N, C, h, w), as in `Views` but with one axis N."""
         maps = self.primary(self.stem(views))
         with no_autocast(views):
             primary_N = squash(at_least_float32(maps).unflatten(1, (self.types, self.dim)), dim=2).flatten(1, 2)
             pooled_NX = primary_N.mean((-2, -1))
             votes = torch.einsum("ntk,tjdk->njd", pooled_NX.unflatten(1, (self.types, self.dim)), self.weight)
             capsules = squash(votes + self.bias)
-            offsets = self.offset(pooled_NX).unflatten(1, (self.num_classes, len(self.read)))
+            offsets = self.offset(pooled_NX).unflatten(1, (self.num_classes, len(self.pose_parts)))
         return primary_N, capsules, offsets
 
-    def _look_beside_nothing(self, images: Tensor) -> tuple[Views, Tensor]:
-        """See images through random poses, and images of nothing beside them, so that they share batch statistics.
+    def _encode_with_negatives(self, images: Tensor) -> tuple[Views, Tensor]:
+        """Encode random views of the images and of negatives in one batch, so that they share batch statistics.
 
         Returns:
-            What is seen of the images, and how present classes are in the images of nothing, the same for all (B,):
-            the sum over classes of the squared length beyond ABSENT.
+            The views of the images, and (B,) the presence of classes in the negatives, the same for all images: the sum
+            over classes of the squared length above ABSENT_LENGTH.
         """
         self.check_images(images)
         poses = self._random_poses(images)
@@ -270,43 +255,51 @@ class PoseCaps(ImageModel):
         with no_autocast(images):
             both = torch.cat([images, negatives(images[:count])])
             clear, empty = self.normalise(self.denoise(both)).tensor_split([len(images)])
-        seen_BGCHW = self._view(clear, poses)
-        # The last pose of each image lies anywhere in the range; the first is near the identity.
-        nothing = self._view(empty, poses[:count, -1:]).flatten(0, 1)
-        B, G = seen_BGCHW.shape[:2]
-        encoded = [part.tensor_split([B * G]) for part in self._encode(torch.cat([seen_BGCHW.flatten(0, 1), nothing]))]
-        seen = Views(poses, *(part.unflatten(0, (B, G)) for part, _ in encoded))
+        views_BGCHW = self._view(clear, poses)
+        # The last pose of each image is anywhere in the range; the first is near the identity.
+        empty_NCHW = self._view(empty, poses[:count, -1:]).flatten(0, 1)
+        B, G = views_BGCHW.shape[:2]
+        stacked = torch.cat([views_BGCHW.flatten(0, 1), empty_NCHW])
+        encoded = [part.tensor_split([B * G]) for part in self._encode(stacked)]
+        views = Views(poses, *(part.unflatten(0, (B, G)) for part, _ in encoded))
         with no_autocast(images):
-            beyond = (length(encoded[1][1]) - ABSENT).relu().square().sum(-1)
-        return seen, beyond.mean().expand(B)
+            above = (length(encoded[1][1]) - ABSENT_LENGTH).relu().square().sum(-1)
+        return views, above.mean().expand(B)
 
-    def aggregate(self, seen: Views) -> tuple[Tensor, Tensor, Tensor]:
+    def aggregate(self, views: Views) -> tuple[Tensor, Tensor, Tensor]:
         """Combine the views.
 
         Returns:
             (B, G, J) weights of the views, (B, J) presence, and (B, J, D) class capsules of that length.
         """
-        lengths_BGJ = length(seen.capsules)
+        lengths_BGJ = length(views.capsules)
         weights_BGJ = (self.sharpness * lengths_BGJ).softmax(1)
         G = lengths_BGJ.shape[1]
         presence = ((self.sharpness * lengths_BGJ).logsumexp(1) - math.log(G)).clamp_min(0) / self.sharpness
-        mean_BJD = (weights_BGJ[..., None] * seen.capsules).sum(1)
-        return weights_BGJ, presence, F.normalize(mean_BJD, dim=-1, eps=TINY) * presence[..., None]
+        mean_BJD = (weights_BGJ[..., None] * views.capsules).sum(1)
+        return weights_BGJ, presence, F.normalize(mean_BJD, dim=-1, eps=EPS) * presence[..., None]
 
-    def place(self, seen: Views, weights_BGJ: Tensor, classes: Tensor | None = None) -> Placement:
-        """Take the mean of what the views say about the pose of each class, or of these classes (B, M) only."""
+    def read_placement(self, views: Views, weights_BGJ: Tensor, classes: Tensor | None = None) -> Placement:
+        """Average the votes of the views for the pose of each class.
+
+        Args:
+            views: as `encode` returns them.
+            weights_BGJ: (B, G, J) weights of the views, from `aggregate`.
+            classes: (B, M) ids of the classes to read; None for all.
+
+        Returns:
+            A placement with (B, J) or (B, M) values.
+        """
         weights = weights_BGJ
         if classes is not None:
             ids = classes[:, None].expand(-1, weights_BGJ.shape[1], -1)
-            weights = weights_BGJ.gather(2, ids)
-            chosen = (part.gather(2, ids[..., None].expand(-1, -1, -1, part.shape[-1])) for part in seen[2:])
-            seen = Views(seen.poses, seen.primary, *chosen)
-        votes = self._votes(seen)
+            weights, views = weights_BGJ.gather(2, ids), views.select(ids)
+        votes = pose_votes(views, self.pose_parts)
         angle = mean_angle(votes["angle"], weights)
-        apart = half_turn(votes["angle"] - angle[:, None])
-        spread = ((weights * apart.square()).sum(1) + TINY).sqrt()
-        x, y = self._centres(seen, weights, classes).unbind(-1)
-        means = {name: (weights * votes[name]).sum(1) for name in self.read[1:]}
+        deviation = half_turn(votes["angle"] - angle[:, None])
+        spread = ((weights * deviation.square()).sum(1) + EPS).sqrt()
+        x, y = class_centres(views, weights, self.weight, self.view_size, classes).unbind(-1)
+        means = {name: (weights * votes[name]).sum(1) for name in self.pose_parts[1:]}
         scale = means["scale"].exp()
         _, H, W = self.image_shape
         return Placement(
@@ -317,35 +310,47 @@ class PoseCaps(ImageModel):
             spread=spread,
             stretch=means["stretch"].exp() if "stretch" in means else None,
             shear=means.get("shear"),
-            thickness=self._thickness(seen, weights, scale, classes),
+            thickness=self._thickness(views, weights, scale, classes),
         )
 
-    def mean_primary(self, seen: Views, weights_BGJ: Tensor) -> Tensor:
-        """Take the mean of the primary capsules over places and views, (B, J, T·K), views weighted for each class."""
-        return torch.einsum("bgj,bgx->bjx", weights_BGJ, seen.primary.mean((-2, -1)))
-
-    def read_thickness_by(self, weight: Tensor | None) -> None:
-        """Set how the width of strokes is read: linearly, from the mean primary capsules of a class, times its scale.
+    def mean_primary(self, views: Views, weights_BGJ: Tensor) -> Tensor:
+        """Average the primary capsules over positions, and over views with the weights of each class.
 
         Args:
-            weight: (J, T·K + 1) for each class a factor for each number and a constant, in pixels; None: not at all.
+            views: as `encode` returns them.
+            weights_BGJ: (B, G, J) weights of the views.
+
+        Returns:
+            (B, J, T·K).
+        """
+        return torch.einsum("bgj,bgx->bjx", weights_BGJ, views.primary.mean((-2, -1)))
+
+    def set_thickness_weight(self, weight: Tensor | None) -> None:
+        """Set the linear map from a class's mean primary capsules to stroke width, relative to its scale.
+
+        Args:
+            weight: (J, T·K + 1) factors and, last, a constant, in pixels; None to predict no stroke width.
         """
         expected = self.num_classes, self.types * self.dim + 1
         if weight is not None and weight.shape != expected:
-            raise ValueError(f"read_thickness_by: expected a weight of shape {expected}, got {tuple(weight.shape)}")
+            raise ValueError(f"set_thickness_weight: expected a weight of shape {expected}, got {tuple(weight.shape)}")
         self.thickness_weight = None if weight is None else weight.detach().to(self.weight)
         self.arguments["thickness"] = weight is not None
 
-    def _thickness(self, seen: Views, weights: Tensor, scale: Tensor, classes: Tensor | None) -> Tensor | None:
-        """(B, J) or (B, M) pixels, or None."""
+    def _thickness(self, views: Views, weights: Tensor, scale: Tensor, classes: Tensor | None) -> Tensor | None:
+        """(B, J) or (B, M) stroke width in pixels; None if the model does not predict it."""
         if self.thickness_weight is None:
             return None
-        read_by = self.thickness_weight if classes is None else self.thickness_weight[classes]
-        read = (self.mean_primary(seen, weights) * read_by[..., :-1]).sum(-1) + read_by[..., -1]
-        return read.relu() * scale
+        weight = self.thickness_weight if classes is None else self.thickness_weight[classes]
+        width = (self.mean_primary(views, weights) * weight[..., :-1]).sum(-1) + weight[..., -1]
+        return width.relu() * scale
 
     def affine(self, placement: Placement) -> Affine:
-        """The placement (...) as a map from the drawing of a class to the image, in pixels from their centres."""
+        """Convert a placement to a map from a class's upright drawing to the image, in pixels from their centres.
+
+        Args:
+            placement: (...) values.
+        """
         _, H, W = self.image_shape
         return Affine.of(
             x=placement.x - (W - 1) / 2,
@@ -356,144 +361,108 @@ class PoseCaps(ImageModel):
             shear=0.0 if placement.shear is None else placement.shear,
         )
 
-    def disagreement(self, seen: Views, targets: Tensor) -> Tensor:
-        """How far the views disagree about the pose of the classes that are there, (B,), in squared UNITS.
+    def disagreement(self, views: Views, targets: Tensor) -> Tensor:
+        """Measure how much the views disagree about the poses of the target classes, in squared UNITS.
 
-        The mean over views of (vote − mean vote)², and a little of the mean vote's own square, so that training images
-        stand at the identity in the mean.
+        The mean over views of (vote − mean vote)², plus GAUGE_WEIGHT times the squared mean vote, so that the mean pose
+        of the training images stays at the identity.
+
+        Args:
+            views: as `encode` returns them.
+            targets: (B,) class ids or (B, J) multi-hot.
+
+        Returns:
+            (B,).
         """
-        total_BJ = seen.offsets.new_zeros(())
-        for name, votes_BGJ in self._votes(seen).items():
+        total_BJ = views.offsets.new_zeros(())
+        for name, votes_BGJ in pose_votes(views, self.pose_parts).items():
             if name == "angle":
                 mean_BJ = mean_angle(votes_BGJ, votes_BGJ.new_full((), 1 / votes_BGJ.shape[1]))
-                apart_BGJ = half_turn(votes_BGJ - mean_BJ[:, None])
+                deviation_BGJ = half_turn(votes_BGJ - mean_BJ[:, None])
             else:
                 mean_BJ = votes_BGJ.mean(1)
-                apart_BGJ = votes_BGJ - mean_BJ[:, None]
-            total_BJ = total_BJ + (apart_BGJ / UNITS[name]).square().mean(1) + GAUGE * (mean_BJ / UNITS[name]).square()
+                deviation_BGJ = votes_BGJ - mean_BJ[:, None]
+            gauge_BJ = GAUGE_WEIGHT * (mean_BJ / UNITS[name]).square()
+            total_BJ = total_BJ + (deviation_BGJ / UNITS[name]).square().mean(1) + gauge_BJ
         return (total_BJ * multi_hot(targets, self.num_classes).to(total_BJ)).sum(-1)
 
     def reconstruct(self, poses: Tensor, placed: Placement, classes: Tensor) -> Tensor:
-        """Draw classes where and how they stand, each by itself.
+        """Draw several classes, each separately and in its pose.
 
         Args:
-            poses: (B, J, D) of all classes.
-            placed: each (B, M), of the classes to draw.
-            classes: (B, M) their ids.
+            poses: (B, J, D) class capsules.
+            placed: (B, M) values, the placement of the classes to draw.
+            classes: (B, M) ids of the classes to draw.
 
         Returns:
-            (B, M, C, H, W).
+            (B, M, C, H, W) in [0, 1].
         """
         chosen = poses.gather(1, classes[..., None].expand(-1, -1, poses.shape[-1]))
         pose = self.affine(Placement(*(None if part is None else part.flatten() for part in placed)))  # type: ignore[arg-type]
         return self.draw(chosen.flatten(0, 1), classes.flatten(), pose).unflatten(0, classes.shape)
 
     def familiarity(self, images: Tensor, output: Output) -> Tensor:
-        """How much an image looks like one of the classes, (B,): larger is more familiar.
+        """Score how familiar images are: high for images like those of the training classes.
 
-        The sum of how present the winner is, how far it is ahead of all other classes together (the norm of their
-        lengths), and half of how well its drawing, where and how it stands, matches the image (their correlation over
-        pixels, noise taken out).
+        The presence of the winning class, plus its lead over all other classes (the norm of their lengths), plus half
+        the correlation of its reconstruction with the denoised image.
 
         Args:
             images: (B, C, H, W) in [0, 1].
-            output: what this model answered to them, without targets.
+            output: of this model for the images, without targets.
+
+        Returns:
+            (B,).
         """
         first, others = output.lengths.sort(-1, descending=True).values.tensor_split([1], dim=-1)
         familiar = 2 * first[:, 0] - others.square().sum(-1).sqrt()
         if output.reconstruction is None:
             return familiar
-        seen, drawn = (part.flatten(1) for part in (self.denoise(images), output.reconstruction))
-        seen, drawn = seen - seen.mean(1, keepdim=True), drawn - drawn.mean(1, keepdim=True)
-        both = seen.square().sum(1) * drawn.square().sum(1)
-        return familiar + 0.5 * (seen * drawn).sum(1) / (both + FLAT).sqrt()
+        return familiar + 0.5 * correlation(self.denoise(images), output.reconstruction)
 
     def draw(self, capsules: Tensor, classes: Tensor, pose: Affine) -> Tensor:
-        """Draw class capsules (N, D) of these classes (N,) as they stand (N): (N, C, H, W) in [0, 1]."""
-        size = self.image_shape[1:]
-        grid = sampling_grid(pose.inverse(), size, size)
-        upright = self.draw_upright(capsules, classes)
-        return F.grid_sample(upright, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+        """Draw class capsules in given poses.
+
+        Args:
+            capsules: (N, D).
+            classes: (N,) their class ids.
+            pose: (N) maps from the upright drawing to the image.
+
+        Returns:
+            (N, C, H, W) in [0, 1].
+        """
+        return transform(self.draw_upright(capsules, classes), pose)
 
     def draw_upright(self, capsules: Tensor, classes: Tensor) -> Tensor:
-        """Draw class capsules (N, D) of these classes (N,) upright, in the middle, at scale 1: (N, C, H, W)."""
+        """Draw class capsules upright, in the middle and at scale 1.
+
+        Args:
+            capsules: (N, D).
+            classes: (N,) their class ids.
+
+        Returns:
+            (N, C, H, W) in [0, 1].
+        """
         assert self.decoder is not None
         masked_NJD = capsules[:, None] * multi_hot(classes, self.num_classes).to(capsules)[..., None]
         pixels = at_least_float32(self.decoder(masked_NJD.flatten(1)))
         return torch.sigmoid(pixels).view(-1, *self.image_shape)
 
-    def _votes(self, seen: Views) -> dict[str, Tensor]:
-        """(B, G, J) of each part that is read: degrees, logarithms, pixels per pixel."""
-        parts = seen.poses.parts()._asdict()
-        votes = {}
-        for index, name in enumerate(self.read):
-            own = parts[name].log() if name in ("scale", "stretch") else parts[name]
-            votes[name] = own[..., None] + UNITS[name] * seen.offsets[..., index]  # (G, 1) or (B, G, 1)
-        return votes
-
-    def _centres(self, seen: Views, weights: Tensor, classes: Tensor | None) -> Tensor:
-        """Where each class is, (B, J, 2) or (B, M, 2), in pixels from the centre of the image.
-
-        A place of a view counts as much as its votes lengthen the capsule of the class.
-        """
-        ahead = F.normalize(seen.capsules, dim=-1, eps=TINY)
-        if classes is None:
-            along = torch.einsum("bgjd,tjdk->bgjtk", ahead, self.weight).flatten(3)
-        else:
-            # Chosen by a product: the gradient of an index is summed in any order.
-            hot_BMJ = F.one_hot(classes, self.num_classes).to(ahead)
-            chosen = torch.einsum("bmj,tjdk->bmtdk", hot_BMJ, self.weight)
-            along = torch.einsum("bgmd,bmtdk->bgmtk", ahead, chosen).flatten(3)
-        h, w = seen.primary.shape[-2:]
-        share = (along @ seen.primary.flatten(3)).relu()
-        share = (share / (share.sum(-1, keepdim=True) + TINY)).unflatten(-1, (h, w))
-        x, y = (
-            torch.arange(count, dtype=share.dtype, device=share.device) * STRIDE - (side - 1) / 2
-            for count, side in ((w, self.view_size[1]), (h, self.view_size[0]))
-        )
-        centre = torch.stack([(share.sum(-2) * x).sum(-1), (share.sum(-1) * y).sum(-1)], dim=-1)
-        poses = seen.poses.to(share)
-        placed = Affine(poses.linear[..., None, :, :], poses.shift[..., None, :])(centre)
-        return (weights[..., None] * placed).sum(1)
-
     def _search_poses(self) -> Affine:
         return Affine(self.search_linear, torch.zeros_like(self.search_linear[..., 0]))
 
     def _random_poses(self, images: Tensor) -> Affine:
-        """(B, views): the first near the identity, the others anywhere in the range of the lattice.
-
-        All are moved by a fraction of a pixel: an image as it is would be sharper than every other view, and the
-        network would learn to know it by that.
-        """
-        B, device = images.shape[0], images.device
-        unit = 2 * torch.rand(4, B, self.views, device=device) - 1
-        unit = unit * torch.cat([unit.new_full((1,), NEAR), unit.new_ones(self.views - 1)])
-        shift = torch.rand(2, B, self.views, device=device) - 0.5
-        low, high = ([axis[end] for axis in self._log_axes()] for end in (0, -1))
-        angle, scale, stretch, shear = (
-            torch.where(part < 0, part * -lowest, part * highest) for part, lowest, highest in zip(unit, low, high)
-        )
-        return Affine.of(x=shift[0], y=shift[1], angle=angle, scale=scale.exp(), stretch=stretch.exp(), shear=shear)
-
-    def _log_axes(self) -> list[list[float]]:
-        """Angles, logarithms of scales and stretches, and shears of the range."""
-        wide = self.range
-        factors = [[math.log(value) for value in axis] for axis in (wide.scales, wide.stretches)]
-        angles = [-180.0, 180.0] if wide.full_circle else list(wide.angles)
-        return [angles, *factors, list(wide.shears)]
+        return random_poses(images, self.range, self.views)
 
 
-def _of(placement: Placement, classes_BM: Tensor) -> Placement:
-    """The placement of these classes only, each (B, M)."""
-    return Placement(*(None if part is None else part.gather(1, classes_BM) for part in placement))  # type: ignore[arg-type]
-
-
+@register_model
 def posecaps(image_shape: Sequence[int] = (1, 28, 28), num_classes: int = 10, **options: Any) -> PoseCaps:
-    """0.32 million parameters for 1×28×28 images and 10 classes, decoder not counted."""
+    """Build a PoseCaps of 0.32 million parameters, not counting the decoder, for 1×28×28 images and 10 classes."""
     return PoseCaps(image_shape, num_classes, **options)
 
 
+@register_model
 def posecaps_small(image_shape: Sequence[int] = (1, 28, 28), num_classes: int = 10, **options: Any) -> PoseCaps:
-    """For a CPU: a quarter of the channels, and angles up to 45°."""
+    """Build a PoseCaps for a CPU, with a quarter of the channels and angles up to 45°."""
     small = {"width": 8, "types": 8, "turn": 45.0, "views": 3, "padding": 2, "hidden": 64}
     return PoseCaps(image_shape, num_classes, **{**small, **options})

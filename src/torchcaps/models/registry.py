@@ -1,68 +1,54 @@
-"""Models by name."""
+"""Models by name, and the classes that a saved model may name."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any, get_type_hints
+from typing import Any, TypeVar
 
 from torchcaps.errors import UserError, did_you_mean
 from torchcaps.models.base import ImageModel
-from torchcaps.models.baselines.cnn import CNN, baseline_cnn, matched_cnn
-from torchcaps.models.baselines.pix2pix import Pix2Pix, pix2pix, pix2pix_small
-from torchcaps.models.baselines.pooled_cnn import PooledCNN, pooled_cnn
-from torchcaps.models.baselines.resnet import ResNet, small_resnet
-from torchcaps.models.baselines.strong_cnn import StrongCNN, strong_cnn
-from torchcaps.models.baselines.unet import UNet, unet
-from torchcaps.models.capsnet import CapsNet, capsnet, capsnet_small
-from torchcaps.models.capspix2pix import CapsPix2Pix, capspix2pix, capspix2pix_small
-from torchcaps.models.efficient_capsnet import EfficientCapsNet, efficient_capsnet
-from torchcaps.models.em_capsnet import EMCapsNet, em_capsnet, em_capsnet_large
-from torchcaps.models.ported import PortedCapsNet
-from torchcaps.models.posecaps import PoseCaps, posecaps, posecaps_small
-from torchcaps.models.segcaps import SegCaps, segcaps
 
-MODELS: dict[str, Callable[..., ImageModel]] = {
-    "posecaps": posecaps,
-    "posecaps_small": posecaps_small,
-    "capsnet": capsnet,
-    "capsnet_small": capsnet_small,
-    "efficient_capsnet": efficient_capsnet,
-    "em_capsnet": em_capsnet,
-    "em_capsnet_large": em_capsnet_large,
-    "baseline_cnn": baseline_cnn,
-    "matched_cnn": matched_cnn,
-    "strong_cnn": strong_cnn,
-    "pooled_cnn": pooled_cnn,
-    "small_resnet": small_resnet,
-    "segcaps": segcaps,
-    "unet": unet,
-    "capspix2pix": capspix2pix,
-    "capspix2pix_small": capspix2pix_small,
-    "pix2pix": pix2pix,
-    "pix2pix_small": pix2pix_small,
-}
-CLASSES: dict[str, type[ImageModel]] = {
-    "CapsNet": CapsNet,
-    "CapsPix2Pix": CapsPix2Pix,
-    "CNN": CNN,
-    "EMCapsNet": EMCapsNet,
-    "EfficientCapsNet": EfficientCapsNet,
-    "Pix2Pix": Pix2Pix,
-    "PooledCNN": PooledCNN,
-    "PortedCapsNet": PortedCapsNet,
-    "PoseCaps": PoseCaps,
-    "ResNet": ResNet,
-    "SegCaps": SegCaps,
-    "StrongCNN": StrongCNN,
-    "UNet": UNet,
-}  # what a saved model's config may name
+Registered = TypeVar("Registered", bound=Callable[..., ImageModel])
+
+MODELS: dict[str, Callable[..., ImageModel]] = {}  # by the name of the function
+CLASSES: dict[str, type[ImageModel]] = {}  # by the name that a saved model's config has
+
+
+def register_model(function: Registered) -> Registered:
+    """Register a function that builds a model, under its own name; use it as a decorator.
+
+    `create_model` and `list_models` then know the name, and `load` knows the class that the function is annotated to
+    return. A class may be registered instead of a function: `load` then knows it, `create_model` does not.
+
+        @register_model
+        def my_capsnet(image_shape=(1, 28, 28), num_classes=10, **options) -> MyCapsNet:
+            return MyCapsNet(image_shape, num_classes, **options)
+
+    Args:
+        function: what `create_model` calls with the user's options, or a subclass of `ImageModel`.
+
+    Returns:
+        The same function or class.
+    """
+    name, built = function.__name__, _class_of(function)
+    if built is None:
+        raise UserError(
+            f"register_model: annotate {name} with the class that it returns, a subclass of ImageModel defined at the "
+            f"top of its module: def {name}(...) -> MyModel"
+        )
+    _add(CLASSES, built.__name__, built)
+    if not inspect.isclass(function):
+        _add(MODELS, name, function)
+    return function
 
 
 def create_model(name: str, **options: Any) -> ImageModel:
-    """A new model by name; the options are those of its function in `torchcaps.models`.
+    """Create a new model by name: create_model("capsnet", image_shape=(1, 28, 28), num_classes=10).
 
-    create_model("capsnet", image_shape=(1, 28, 28), num_classes=10)
+    Args:
+        name: one of `list_models()`.
+        **options: arguments of the model's function in `torchcaps.models`.
     """
     if name not in MODELS:
         raise UserError(f"there is no model called {name!r}: {did_you_mean(name, MODELS)}")
@@ -75,15 +61,34 @@ def create_model(name: str, **options: Any) -> ImageModel:
 
 
 def accepts_option(name: str, option: str) -> bool:
-    """Whether a model can be given an option: one of its function, or of the class that this returns."""
+    """Whether the function of a model, or the class that it returns, has this argument."""
     function = MODELS.get(name)
     if function is None:
         return False
-    kind = get_type_hints(function).get("return")
-    makers = [function, *([] if kind is None else [kind.__init__])]
+    built = _class_of(function)
+    makers: list[Callable[..., Any]] = [function, *([] if built is None else [built.__init__])]
     return any(option in inspect.signature(each).parameters for each in makers)
 
 
 def list_models() -> list[str]:
-    """The names that create_model knows."""
+    """List the names that `create_model` knows, in alphabetical order."""
     return sorted(MODELS)
+
+
+def _class_of(function: Any) -> type[ImageModel] | None:
+    """The class itself, or the one that a function is annotated to return."""
+    built = function
+    if not inspect.isclass(function):
+        try:
+            built = inspect.signature(function, eval_str=True).return_annotation
+        except NameError:  # another annotation is for type checkers only
+            built = function.__globals__.get(function.__annotations__.get("return"))
+    return built if inspect.isclass(built) and issubclass(built, ImageModel) else None
+
+
+def _add(table: dict[str, Any], name: str, value: Any) -> None:
+    """Refuse another object of the same name; a cell of a notebook may be run again."""
+    known = table.setdefault(name, value)
+    if (known.__module__, known.__qualname__) != (value.__module__, value.__qualname__):
+        raise UserError(f"register_model: {known.__module__} already has a model called {name!r}; choose another name")
+    table[name] = value

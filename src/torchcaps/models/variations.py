@@ -1,4 +1,4 @@
-"""Changed training images: images of nothing, in which no class should be found, and partly covered images."""
+"""Altered training images: negatives, which show no class, and partly covered images."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-SIDES = (4, 8)  # patches on each side; beside these, single pixels are shuffled
+PATCHES_PER_SIDE = (4, 8)  # besides these, single pixels are shuffled
 
 
 def shuffle_patches(images: Tensor, patch: int) -> Tensor:
-    """Cut images (B, C, H, W) into squares of this side and put them together in a random order, another for each.
+    """Shuffle square patches of each image; pixels beyond the last whole patch become 0.
 
-    What is left of a side that is no multiple of it becomes 0.
+    Args:
+        images: (B, C, H, W).
+        patch: side of a patch in pixels.
     """
     B, C, H, W = images.shape
     rows, columns = H // patch, W // patch
@@ -25,13 +27,16 @@ def shuffle_patches(images: Tensor, patch: int) -> Tensor:
 
 
 def negatives(images: Tensor) -> Tensor:
-    """Make of each image (B, C, H, W) one that shows nothing, in four ways by turns.
+    """Make an image without any class from each image.
 
-    Patches of a quarter of the side, of an eighth, and single pixels are shuffled; every fourth image becomes a single
-    grey. Where patches would be smaller than a pixel, single pixels are shuffled.
+    In turn, patches of a quarter of the side, patches of an eighth and single pixels are shuffled; every fourth image
+    becomes a uniform grey.
+
+    Args:
+        images: (B, C, H, W).
     """
     smaller = min(images.shape[-2:])
-    patches = (*(max(1, smaller // side) for side in SIDES), 1)
+    patches = (*(max(1, smaller // side) for side in PATCHES_PER_SIDE), 1)
     made = [shuffle_patches(images[kind::4], patch) for kind, patch in enumerate(patches)]
     grey = images[3::4]
     made.append(torch.rand(len(grey), 1, 1, 1, device=images.device, dtype=images.dtype).expand_as(grey))
@@ -39,21 +44,21 @@ def negatives(images: Tensor) -> Tensor:
 
 
 def cover(images: Tensor, largest: int, share: float) -> Tensor:
-    """Cover a part of some images (B, C, H, W) by a black rectangle around a place that is bright.
+    """Cover a part of some images by a black rectangle around a bright position.
 
     Args:
-        images: 0 or more.
-        largest: pixels that a side of a rectangle has at most.
+        images: (B, C, H, W), 0 or more.
+        largest: maximum side of a rectangle in pixels.
         share: of the images that are covered.
     """
     B, _, H, W = images.shape
     brightness = images.detach().float().sum(1).flatten(1)
-    # The largest of log(brightness) plus Gumbel noise is a place drawn in proportion to brightness.
-    place = (brightness.log() - (-torch.rand_like(brightness).log()).log()).argmax(1)
+    # The largest of log(brightness) plus Gumbel noise is a position drawn in proportion to brightness.
+    position = (brightness.log() - (-torch.rand_like(brightness).log()).log()).argmax(1)
     sides = largest * torch.rand(2, B, device=images.device)
     sides = sides * (torch.rand(B, device=images.device) < share)
     covered = []
-    for middle, side, pixels in ((place // W, sides[0], H), (place % W, sides[1], W)):
+    for middle, side, pixels in ((position // W, sides[0], H), (position % W, sides[1], W)):
         apart = torch.arange(pixels, device=images.device) - middle[:, None]
         covered.append(apart.abs() < side[:, None] / 2)
     return images.masked_fill((covered[0][:, :, None] & covered[1][:, None, :])[:, None], 0)

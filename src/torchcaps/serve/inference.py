@@ -12,7 +12,7 @@ from torchcaps.explain.placement import draw_placed, draw_upright
 from torchcaps.explain.require import has_placement
 from torchcaps.explain.sweep import SWEEP, shifts
 from torchcaps.models import CapsuleModel, ImageModel, Output
-from torchcaps.predict import answer
+from torchcaps.predict import decide_classes
 from torchcaps.serve import requests, responses
 from torchcaps.serve.pictures import coloured, data_url
 from torchcaps.serve.poses import placement_from, standing_of, sweep_placement
@@ -61,7 +61,7 @@ def predicted_classes(
     model: ImageModel, image: Tensor, output: Output, reject: float | None
 ) -> tuple[list[int], float | None]:
     """The classes that `torchcaps predict` would return, longest first, and the familiarity if it was thresholded."""
-    found, familiar = answer(model, image[None], output, reject)
+    found, familiar = decide_classes(model, image[None], output, reject)
     classes = [index for index in longest(output.lengths[0], output.lengths.shape[1]) if index in found]
     return classes, round(familiar["familiarity"], 6) if familiar else None
 

@@ -47,7 +47,7 @@ def placement_from(request: requests.PlacementRequest | None, model: PoseCaps) -
     given = request or requests.PlacementRequest(x=(width - 1) / 2, y=(height - 1) / 2)
     parts = {name: torch.tensor([value]) for name, value in given.model_dump().items()}
     for name, neutral in (("stretch", 1.0), ("shear", 0.0)):
-        if name not in model.read and parts.pop(name) != neutral:
+        if name not in model.pose_parts and parts.pop(name) != neutral:
             raise UserError(f"placement.{name}: this model does not predict it; omit it")
     return Placement(**parts, spread=torch.zeros(1))
 

@@ -15,8 +15,8 @@ from torchcaps.explain.receptive_field import receptive_field
 from torchcaps.explain.require import has_placement, require_decoder
 from torchcaps.explain.votes import require_vector_votes
 from torchcaps.models import CapsuleModel, ImageModel, PoseCaps, SegmentationModel, SynthesisModel, load, shipped_models
-from torchcaps.models.files import beside
-from torchcaps.predict import none_below
+from torchcaps.models.files import file_beside
+from torchcaps.predict import familiarity_threshold
 from torchcaps.serve import pictures, requests, responses
 
 Role = Literal["main", "overlap", "comparison"]
@@ -121,7 +121,7 @@ class ServedModel:
         kind: Literal["capsules", "poses", "cnn"] = "cnn"
         pose = iterations = grid = lattice = parts = None
         if has_placement(self.model):
-            kind, pose, parts = "poses", self.model.class_dim, ["x", "y", *self.model.read]
+            kind, pose, parts = "poses", self.model.class_dim, ["x", "y", *self.model.pose_parts]
             poses = self.model.lattice
             lattice = responses.Lattice(
                 angles=list(poses.angles),
@@ -147,7 +147,7 @@ class ServedModel:
             lattice=lattice,
             placement=parts,
             decoder=getattr(self.model, "decoder", None) is not None,
-            none_below=none_below(self.model),
+            none_below=familiarity_threshold(self.model),
             drawing=responses.Drawing(box=self.style.box, brush=self.style.brush),
             role=self.role,
             pairs=self.source == PAIRS_SOURCE,
@@ -171,7 +171,7 @@ def load_models(name: str) -> list[ServedModel]:
 
 def load_model(name: str, role: Role) -> ServedModel:
     model = load(name)
-    card, meanings = (_read(beside(name, file)) for file in ("card.json", "meanings.json"))
+    card, meanings = (_read(file_beside(name, file)) for file in ("card.json", "meanings.json"))
     return ServedModel(Path(name).resolve().name, model, role, card or {}, meanings["meanings"] if meanings else None)
 
 
@@ -186,7 +186,7 @@ def check_explorable(served: ServedModel) -> None:
     if not has_placement(model):
         require_decoder(model, what)
         require_vector_votes(model, what)
-    none_below(model)  # fail now rather than with every request
+    familiarity_threshold(model)  # fail now rather than with every request
     blank = torch.zeros(1, *model.image_shape)
     with torch.inference_mode():
         outputs = [model(image) for image in (blank, blank + 1)]

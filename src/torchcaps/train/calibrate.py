@@ -66,7 +66,7 @@ def calibrate_thickness(model: Any, train: Dataset, validation: Dataset | None) 
     """
     if not model.reads_placement or validation is None:
         return {}
-    model.read_thickness_by(None)
+    model.set_thickness_weight(None)
     if train.multi_label or validation.multi_label or len(validation) < MIN_VALIDATION or not len(train):
         return {}
     images, classes = _some(model, train, MAX_FITTED)
@@ -77,7 +77,7 @@ def calibrate_thickness(model: Any, train: Dataset, validation: Dataset | None) 
     thickened = [_observe(model, perturb.thicken(images, steps), classes) for steps in THICKENED]
     figures = _judge(weight, classes, _observe(model, images, classes), thickened)
     if figures["given"]:
-        model.read_thickness_by(weight)
+        model.set_thickness_weight(weight)
     return figures
 
 
@@ -108,9 +108,9 @@ class _Observed(NamedTuple):
 def _look(model: PoseCaps, images: Tensor) -> tuple[Tensor, Tensor]:
     """(B, J, X + 1) mean primary capsules and a 1, (B, J) scales, on the CPU in float64."""
     with evaluating(model):
-        seen = model.look(images.to(model.device))
+        seen = model.encode(images.to(model.device))
         weights_BGJ, _, _ = model.aggregate(seen)
-        primary, scale = model.mean_primary(seen, weights_BGJ), model.place(seen, weights_BGJ).scale
+        primary, scale = model.mean_primary(seen, weights_BGJ), model.read_placement(seen, weights_BGJ).scale
     return F.pad(primary.double().cpu(), (0, 1), value=1.0), scale.double().cpu()
 
 

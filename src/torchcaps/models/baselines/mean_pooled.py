@@ -1,4 +1,4 @@
-"""What networks have in common that end in the mean over places and one linear layer."""
+"""The base class of networks that end in global average pooling and one linear layer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torchcaps.ops.squash import at_least_float32
 
 
 class MeanPooled(ImageModel):
-    """Convolutions, the mean over places, one linear layer, softmax; of several labels a sigmoid for each class."""
+    """Convolutions, global average pooling, one linear layer, softmax; for multiple labels a sigmoid per class."""
 
     objective = "cross_entropy"
     layers: nn.Module
@@ -17,7 +17,13 @@ class MeanPooled(ImageModel):
     multi_label: bool
 
     def forward(self, images: Tensor, targets: Tensor | None = None, *, each: Tensor | None = None) -> Output:
-        """ClassificationTask images (B, C, H, W) in [0, 1]. The rest is not used: all models are called alike."""
+        """Classify images.
+
+        Args:
+            images: (B, C, H, W) in [0, 1].
+            targets: is ignored, like `each`.
+            each: is ignored.
+        """
         features = self.layers(self.normalise(images)).mean((-2, -1))
         logits = at_least_float32(self.head(features))
         return Output(logits.sigmoid() if self.multi_label else logits.softmax(-1), logits=logits)

@@ -10,19 +10,25 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from torchcaps.errors import UserError
-from torchcaps.models.synthesis import Grain, SynthesisModel
+from torchcaps.models.registry import register_model
+from torchcaps.models.synthesis import SpatialNoise, SynthesisModel
 
 MAX_DEPTH = 8  # halvings of the paper's 256×256
-DROPPED = 3  # the first layers on the way up have dropout
+DROPOUT_LAYERS = 3  # on the way up, the first ones
 
 
 class Pix2Pix(SynthesisModel):
-    """The generator: a U-Net of strided convolutions, from the image down to a few places and up again.
+    """The generator: a U-Net of strided convolutions, down to a few positions and up again.
 
-    noise     "broadcast": a channel beside the label map, as in CapsPix2Pix; "dropout": none but that of dropout, which
-              then also acts when an image is drawn, as published, by torch's own random numbers
-    channels  of the first convolution; they double down to eight times as many
-    depth     how often the resolution is halved; by default until a place is left, at most eight times
+    Args:
+        image_shape: (C, H, W) of the training images.
+        num_classes: J, including the background.
+        z: dimensions of the noise vector.
+        noise: "broadcast": one input channel, as in CapsPix2Pix; "dropout": only that of dropout, which then stays on
+            in evaluation mode, as published, with random numbers of torch's global generator.
+        channels: of the first convolution; they double up to eight times as many.
+        depth: number of halvings of the resolution; by default until one position is left, at most eight.
+        **kwargs: arguments of `ImageModel`.
     """
 
     def __init__(
@@ -34,11 +40,11 @@ class Pix2Pix(SynthesisModel):
         noise: Literal["broadcast", "dropout"] = "broadcast",
         channels: int = 64,
         depth: int | None = None,
-        **about: Any,
+        **kwargs: Any,
     ):
         side = min(image_shape[1:], default=1)
         depth = min(MAX_DEPTH, (side & -side).bit_length() - 1) if depth is None else depth
-        super().__init__(image_shape, num_classes, z=z, **about)
+        super().__init__(image_shape, num_classes, z=z, **kwargs)
         if noise not in ("broadcast", "dropout"):
             raise UserError(f"pix2pix: noise must be 'broadcast' or 'dropout', got {noise!r}")
         if channels < 1 or depth < 2:
@@ -49,7 +55,7 @@ class Pix2Pix(SynthesisModel):
         self.multiple = 2**depth
         self.check_size(*self.image_shape[1:])
         self.has_noise = noise == "broadcast"
-        self.noise = Grain(z) if self.has_noise else None
+        self.noise = SpatialNoise(z) if self.has_noise else None
         inputs = num_classes - 1 + self.has_noise
         widths = [channels * min(8, 2**level) for level in range(depth)]
         self.down = nn.ModuleList(
@@ -62,30 +68,32 @@ class Pix2Pix(SynthesisModel):
         for module in self.modules():
             if isinstance(module, (nn.Conv2d, nn.ConvTranspose2d)):
                 nn.init.normal_(module.weight, std=0.02)
-        self.start_at_mean(self.head[1].bias)  # type: ignore[arg-type]
+        self.init_bias_to_mean(self.head[1].bias)  # type: ignore[arg-type]
 
     def features(self, masks: Tensor, noise: Tensor) -> Tensor:
-        seen = self.labels(masks, noise)
+        x = self.one_hot(masks, noise)
         if self.noise is not None:
-            seen = torch.cat([seen, self.noise(noise, *masks.shape[1:])], dim=1)
+            x = torch.cat([x, self.noise(noise, *masks.shape[1:])], dim=1)
         found = []
         for layer in self.down:
-            found.append(seen := layer(seen))
+            found.append(x := layer(x))
         for level, (layer, skipped) in enumerate(zip(self.up, found[-2::-1])):
-            seen = layer(seen)
-            if level < DROPPED:
-                seen = functional.dropout(seen, 0.5, training=self.training or not self.has_noise)
-            seen = torch.cat([seen, skipped], dim=1)
-        return seen
+            x = layer(x)
+            if level < DROPOUT_LAYERS:
+                x = functional.dropout(x, 0.5, training=self.training or not self.has_noise)
+            x = torch.cat([x, skipped], dim=1)
+        return x
 
 
+@register_model
 def pix2pix(image_shape: Sequence[int] = (1, 256, 256), num_classes: int = 2, **options: Any) -> Pix2Pix:
-    """The usual size, 64 to 512 channels: 54.4 million parameters at 256×256."""
+    """Build the usual generator with 64 to 512 channels: 54.4 million parameters at 256×256."""
     return Pix2Pix(image_shape, num_classes, **options)
 
 
+@register_model
 def pix2pix_small(image_shape: Sequence[int] = (1, 64, 64), num_classes: int = 2, **options: Any) -> Pix2Pix:
-    """A quarter of its channels, for small images and two CPU cores."""
+    """Build a generator with a quarter of the channels, for small images and two CPU cores."""
     return Pix2Pix(image_shape, num_classes, **{"channels": 16, **options})
 
 

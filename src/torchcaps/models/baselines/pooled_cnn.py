@@ -9,11 +9,12 @@ from torch import nn
 
 from torchcaps.errors import UserError
 from torchcaps.models.baselines.mean_pooled import MeanPooled
-from torchcaps.models.baselines.sizes import check_undecided, count_parameters, fit, largest, no_such_size
+from torchcaps.models.baselines.sizes import check_not_given, count_parameters, fit, largest, size_error
+from torchcaps.models.registry import register_model
 
 
 class PooledCNN(MeanPooled):
-    """The convolutions of a CapsNet, then the mean over all places instead of capsules.
+    """The convolutions of a CapsNet, then the mean over all positions instead of capsules.
 
     Two convolutions without padding, the second with stride 2, each with ReLU; one linear layer; softmax.
 
@@ -21,8 +22,9 @@ class PooledCNN(MeanPooled):
         image_shape: (C, H, W) of the images.
         num_classes: J.
         channels: of the first and of the second convolution.
-        kernel: rows and columns of both.
-        multi_label: whether each class is answered by itself (sigmoid) instead of one among all (softmax).
+        kernel: side of the kernels of both.
+        multi_label: whether each class has its own sigmoid instead of one softmax over all.
+        **kwargs: arguments of `ImageModel`.
     """
 
     def __init__(
@@ -33,12 +35,13 @@ class PooledCNN(MeanPooled):
         channels: Sequence[int] = (256, 256),
         kernel: int = 9,
         multi_label: bool = False,
-        **about: Any,
+        **kwargs: Any,
     ):
-        super().__init__(image_shape, num_classes, **about)
+        super().__init__(image_shape, num_classes, **kwargs)
         if len(channels) != 2 or min(channels) < 1 or kernel < 1:
             raise UserError(
-                f"PooledCNN: give two channels and a kernel, all at least 1, got {list(channels)} and {kernel}"
+                f"PooledCNN: channels must be two numbers and kernel one, all at least 1, got {list(channels)} "
+                f"and {kernel}"
             )
         inputs, H, W = self.image_shape
         smallest = 2 * kernel - 1
@@ -58,20 +61,21 @@ class PooledCNN(MeanPooled):
         self.head = nn.Linear(second, num_classes)
 
 
+@register_model
 def pooled_cnn(
     image_shape: Sequence[int] = (1, 28, 28), num_classes: int = 10, *, parameters: int | None = None, **options: Any
 ) -> PooledCNN:
-    """256 channels, 5.3 million parameters, as published; or as many parameters as asked for, within 1 %.
+    """Build the published network of 256 channels and 5.3 million parameters, or one of a given size, within 1 %.
 
     Args:
         image_shape: (C, H, W) of the images.
         num_classes: J.
-        parameters: how many there should be; the two convolutions then have about equally many channels.
-        **options: of `PooledCNN`.
+        parameters: the number to meet; the two convolutions then have about equally many channels.
+        **options: arguments of `PooledCNN`.
     """
     if parameters is None:
         return PooledCNN(image_shape, num_classes, **options)
-    check_undecided("pooled_cnn", options, "channels")
+    check_not_given("pooled_cnn", options, "channels")
 
     def build(first: int, second: int) -> PooledCNN:
         return PooledCNN(image_shape, num_classes, channels=(first, second), **options)
@@ -79,5 +83,5 @@ def pooled_cnn(
     widest = largest(lambda width: count_parameters(lambda: build(width, width)) <= parameters)
     model = fit(parameters, build, range(widest, 0, -1), least=lambda first: first)
     if model is None:
-        raise no_such_size("pooled_cnn", parameters, image_shape)
+        raise size_error("pooled_cnn", parameters, image_shape)
     return model

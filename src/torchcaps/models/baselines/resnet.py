@@ -1,4 +1,4 @@
-"""Deep Residual Learning for Image Recognition (He, Zhang, Ren & Sun 2016), at the size that its authors gave CIFAR."""
+"""Deep Residual Learning for Image Recognition (He, Zhang, Ren & Sun 2016), at the size for CIFAR."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from torchcaps.errors import UserError
 from torchcaps.models.baselines.mean_pooled import MeanPooled
-from torchcaps.models.baselines.sizes import check_undecided, count_parameters, fit, largest, no_such_size
+from torchcaps.models.baselines.sizes import check_not_given, count_parameters, fit, largest, size_error
+from torchcaps.models.registry import register_model
 
 
 class Block(nn.Module):
@@ -40,14 +41,15 @@ class Block(nn.Module):
 
 
 class ResNet(MeanPooled):
-    """A 3×3 convolution, stages of residual blocks, the mean over places, one linear layer, softmax.
+    """A 3×3 convolution, stages of residual blocks, the mean over positions, one linear layer, softmax.
 
     Args:
         image_shape: (C, H, W) of the images.
         num_classes: J.
         channels: of each stage. The resolution is halved before every stage but the first.
         blocks: of each stage.
-        multi_label: whether each class is answered by itself (sigmoid) instead of one among all (softmax).
+        multi_label: whether each class has its own sigmoid instead of one softmax over all.
+        **kwargs: arguments of `ImageModel`.
     """
 
     def __init__(
@@ -58,9 +60,9 @@ class ResNet(MeanPooled):
         channels: Sequence[int] = (16, 32, 64),
         blocks: int = 3,
         multi_label: bool = False,
-        **about: Any,
+        **kwargs: Any,
     ):
-        super().__init__(image_shape, num_classes, **about)
+        super().__init__(image_shape, num_classes, **kwargs)
         if not channels or min(channels) < 1 or blocks < 1:
             raise UserError(
                 f"ResNet: channels and blocks must be at least 1, and there must be a stage, got {list(channels)} and "
@@ -81,28 +83,29 @@ class ResNet(MeanPooled):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
 
+@register_model
 def small_resnet(
     image_shape: Sequence[int] = (1, 28, 28), num_classes: int = 10, *, parameters: int | None = None, **options: Any
 ) -> ResNet:
-    """The ResNet-20 of He et al., 0.27 million parameters; or as many parameters as asked for, within 1 %.
+    """Build the ResNet-20 of He et al. with 0.27 million parameters, or a ResNet of a given size, within 1 %.
 
     Args:
         image_shape: (C, H, W) of the images.
         num_classes: J.
-        parameters: how many there should be; the stages then have about w, 2w and 4w channels.
-        **options: of `ResNet`.
+        parameters: the number to meet; the stages then have about w, 2w and 4w channels.
+        **options: arguments of `ResNet`.
     """
     if parameters is None:
         return ResNet(image_shape, num_classes, **options)
-    check_undecided("small_resnet", options, "channels")
+    check_not_given("small_resnet", options, "channels")
 
     def build(stages: tuple[int, int], last: int) -> ResNet:
         return ResNet(image_shape, num_classes, channels=(*stages, last), **options)
 
     widest = largest(lambda width: count_parameters(lambda: build((width, 2 * width), 4 * width)) <= parameters)
-    # Of a small network one channel of the last stage is more than 1 %; more in the second stage then make up for it.
+    # In a small network one channel of the last stage is more than 1 %; channels of the second stage compensate.
     starts = ((width, 2 * width + more) for width in range(widest, 0, -1) for more in range(width + 1))
     model = fit(parameters, build, starts, least=lambda stages: 4 * stages[0])
     if model is None:
-        raise no_such_size("small_resnet", parameters, image_shape)
+        raise size_error("small_resnet", parameters, image_shape)
     return model

@@ -10,7 +10,7 @@ import torch
 from torchcaps.errors import UserError
 from torchcaps.models.base import ImageModel
 
-TOLERANCE = 0.01  # of the number of parameters that was asked for
+TOLERANCE = 0.01  # relative to the requested number of parameters
 
 Start = TypeVar("Start")
 Model = TypeVar("Model", bound=ImageModel)
@@ -19,12 +19,12 @@ Model = TypeVar("Model", bound=ImageModel)
 def fit(
     parameters: int, build: Callable[[Start, int], Model], starts: Iterable[Start], least: Callable[[Start], int]
 ) -> Model | None:
-    """Build a network with as many parameters as asked for, within 1 %.
+    """Build a network with a given number of parameters, within 1 %.
 
     Args:
-        parameters: how many it should have.
+        parameters: the number to meet.
         build: makes a network from a start and a number of channels; the more channels, the more parameters.
-        starts: what to try, the best first.
+        starts: what to try, in order of preference.
         least: the smallest number of channels to try with a start.
 
     Returns:
@@ -51,7 +51,7 @@ def count_parameters(build: Callable[[], ImageModel]) -> int:
 
 
 def largest(holds: Callable[[int], bool], least: int = 1) -> int:
-    """Find the largest number for which a condition holds that fails from some number on; `least` if it never holds."""
+    """Find the largest number for which a monotonic condition holds; `least` if it never holds."""
     low = least
     while holds(low * 2):
         low *= 2
@@ -62,15 +62,15 @@ def largest(holds: Callable[[int], bool], least: int = 1) -> int:
     return low
 
 
-def check_undecided(name: str, options: Mapping[str, Any], *decided: str) -> None:
-    """Refuse options that follow from the number of parameters."""
+def check_not_given(name: str, options: Mapping[str, Any], *decided: str) -> None:
+    """Raise a UserError if options are given that follow from the number of parameters."""
     if given := [each for each in decided if each in options]:
         raise UserError(f"{name}: parameters decides {', '.join(given)}; omit one or the other")
 
 
-def no_such_size(name: str, parameters: int, image_shape: Sequence[int]) -> UserError:
-    """Say that no network meets a number of parameters."""
+def size_error(name: str, parameters: int, image_shape: Sequence[int]) -> UserError:
+    """The error for a number of parameters that no network meets."""
     shape = tuple(image_shape)
     return UserError(
-        f"{name}: no network of {parameters:,} parameters exists for images of {shape}; ask for more parameters"
+        f"{name}: no network of {parameters:,} parameters exists for images of {shape}; give a larger number"
     )

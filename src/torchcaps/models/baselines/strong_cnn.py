@@ -1,4 +1,4 @@
-"""The CNN that pose capsules are compared with: the same convolutions and, if asked for, the same lattice of poses."""
+"""The CNN that pose capsules are compared with: the same convolutions and, optionally, the same lattice of poses."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from torch import Tensor, nn
 from torchcaps.errors import UserError
 from torchcaps.geometry import Affine, Lattice, view
 from torchcaps.layers.stem import ConvStem
-from torchcaps.models.base import ImageModel, Output
-from torchcaps.models.baselines.sizes import check_undecided, count_parameters, fit, largest, no_such_size
+from torchcaps.models.base import ImageModel, Output, constant_device
+from torchcaps.models.baselines.sizes import check_not_given, count_parameters, fit, largest, size_error
+from torchcaps.models.registry import register_model
 from torchcaps.ops.squash import at_least_float32
 
 MIN_WIDTH = 4
 MAX_POSES = 1000
-SHARPNESS = {"softmax": 1.0, "sigmoid": 10.0}  # with which scores are combined over views when training starts
+SHARPNESS = {"softmax": 1.0, "sigmoid": 10.0}  # initial t for combining the scores of views
 
 
 class StrongCNN(ImageModel):
-    """A stem of six convolutions, the mean over places, one linear layer, softmax.
+    """A stem of six convolutions, the mean over positions, one linear layer, softmax.
 
     Args:
         image_shape: (C, H, W) of the images.
@@ -31,14 +32,17 @@ class StrongCNN(ImageModel):
         width: w of the stem, whose convolutions have w/2 to 4w channels.
         features: channels of a 1×1 convolution between the stem and the mean, with batch normalisation and GELU; 0 for
             none.
-        answer: "softmax" for logits, trained with cross-entropy; "sigmoid" for a value in [0, 1] by class, trained with
-            the margin loss.
-        multi_label: whether logits are answered class by class (sigmoid) instead of one among all (softmax).
+        answer: "softmax" for logits, trained with cross-entropy; "sigmoid" for one value in [0, 1] per class, trained
+            with the margin loss.
+        multi_label: whether each class has its own sigmoid instead of one softmax over all.
         lattice_use: "none"; "test" to average the probabilities over all views at test; "train" to combine the scores z
             over views by (1/t) (log Σ exp(t z) − log G), with t learned, in training and at test.
-        turn, turn_step, scales: of the lattice; see `torchcaps.geometry.Lattice.regular`.
-        views: of the lattice that a training step sees, at most; one of them is the identity, the others are random.
-        padding: pixels that a view shows on each side of the image; with "test" training images are padded as much.
+        turn: of the lattice, like turn_step and scales; see `torchcaps.geometry.Lattice.regular`.
+        turn_step: of the lattice.
+        scales: of the lattice.
+        views: maximum number of poses in a training step: the identity and random ones.
+        padding: pixels that a view shows beyond each side of the image; with "test", training images are padded, too.
+        **kwargs: arguments of `ImageModel`.
     """
 
     lattice_linear: Tensor
@@ -58,9 +62,9 @@ class StrongCNN(ImageModel):
         scales: Sequence[float] = (1.0,),
         views: int = 5,
         padding: int = 4,
-        **about: Any,
+        **kwargs: Any,
     ):
-        super().__init__(image_shape, num_classes, **about)
+        super().__init__(image_shape, num_classes, **kwargs)
         if width < MIN_WIDTH or features < 0:
             raise UserError(
                 f"StrongCNN: width must be at least {MIN_WIDTH} and features at least 0, got {width} and {features}"
@@ -76,7 +80,9 @@ class StrongCNN(ImageModel):
         self.answer, self.multi_label = answer, multi_label
         self.lattice_use, self.views, self.padding = lattice_use, views, padding
         self.lattice = _lattice(lattice_use, turn, turn_step, scales)
-        self.register_buffer("lattice_linear", self.lattice.poses().linear.float(), persistent=False)
+        with constant_device():
+            poses = self.lattice.poses()
+        self.register_buffer("lattice_linear", poses.linear.float(), persistent=False)
         channels, H, W = self.image_shape
         self.view_size = (H + 2 * padding, W + 2 * padding)
         self.stem = ConvStem(channels, width)
@@ -85,11 +91,17 @@ class StrongCNN(ImageModel):
         if features:
             self.fill = nn.Sequential(nn.Conv2d(last, features, 1, bias=False), nn.BatchNorm2d(features), nn.GELU())
         self.head = nn.Linear(features or last, num_classes)
-        # t is its start · exp(log_sharpness): positive, and weight decay leaves it where it started.
+        # t is SHARPNESS · exp(log_sharpness): positive, and weight decay pulls it to its initial value.
         self.log_sharpness = nn.Parameter(torch.zeros(1)) if lattice_use == "train" else None
 
     def forward(self, images: Tensor, targets: Tensor | None = None, *, each: Tensor | None = None) -> Output:
-        """ClassificationTask images (B, C, H, W) in [0, 1]. The rest is not used: all models are called alike."""
+        """Classify images.
+
+        Args:
+            images: (B, C, H, W) in [0, 1].
+            targets: is ignored, like `each`.
+            each: is ignored.
+        """
         logits_BGJ = self._logits_of_views(self.normalise(images))
         if self.answer == "sigmoid":
             scores_BGJ = logits_BGJ.sigmoid()
@@ -106,23 +118,23 @@ class StrongCNN(ImageModel):
         """(B, G, J) for images (B, C, H, W); G is 1 where no lattice is used."""
         if self.lattice_use == "none":
             return self._logits(images)[:, None]
-        if not self.training:  # one by one: a whole lattice of a batch would need much memory
+        if not self.training:  # one by one, to save memory
             poses = self._poses(self.lattice_linear)
             one_by_one = (poses[g : g + 1] for g in range(len(self.lattice)))
             return torch.stack([self._logits(view(images, pose, self.view_size)[:, 0]) for pose in one_by_one], dim=1)
         if self.lattice_use == "test":
             return self._logits(F.pad(images, (self.padding,) * 4))[:, None]
-        seen_BGCHW = view(images, self._poses(self.lattice_linear[self._drawn()]), self.view_size)
+        seen_BGCHW = view(images, self._poses(self.lattice_linear[self._random_indices()]), self.view_size)
         return self._logits(seen_BGCHW.flatten(0, 1)).unflatten(0, seen_BGCHW.shape[:2])
 
     def _logits(self, images: Tensor) -> Tensor:
         """(N, J) for images (N, C, H, W) of any size."""
         return at_least_float32(self.head(self.fill(self.stem(images)).mean((-2, -1))))
 
-    def _drawn(self) -> Tensor:
-        """Draw the numbers of random poses, the identity first: on the device, so that a CUDA graph can record it."""
+    def _random_indices(self) -> Tensor:
+        """Indices of random poses, the identity first; drawn on the device, so that a CUDA graph can capture it."""
         order = torch.rand(len(self.lattice), device=self.lattice_linear.device)
-        order[self.lattice.identity].fill_(-1)  # to assign a number would copy it from the host, and wait
+        order[self.lattice.identity].fill_(-1)  # assigning a number would copy it from the host and synchronise
         return order.argsort()[: self.views]
 
     def _poses(self, linear: Tensor) -> Affine:
@@ -135,21 +147,22 @@ class StrongCNN(ImageModel):
         return (torch.logsumexp(t * scores_BGJ, dim=1) - math.log(scores_BGJ.shape[1])) / t
 
 
+@register_model
 def strong_cnn(
     image_shape: Sequence[int] = (1, 28, 28), num_classes: int = 10, *, parameters: int | None = None, **options: Any
 ) -> StrongCNN:
-    """Width 32, 0.28 million parameters; or as many parameters as asked for, within 1 %.
+    """Build a StrongCNN of width 32 with 0.28 million parameters, or one of a given size, within 1 %.
 
     Args:
         image_shape: (C, H, W) of the images.
         num_classes: J.
-        parameters: how many there should be. Where no width meets the number, a somewhat smaller one does with a 1×1
+        parameters: the number to meet. Where no width meets the number, a somewhat smaller one does with a 1×1
             convolution that has at least as many channels as the stem.
-        **options: of `StrongCNN`.
+        **options: arguments of `StrongCNN`.
     """
     if parameters is None:
         return StrongCNN(image_shape, num_classes, **options)
-    check_undecided("strong_cnn", options, "width", "features")
+    check_not_given("strong_cnn", options, "width", "features")
 
     def build(width: int, features: int) -> StrongCNN:
         return StrongCNN(image_shape, num_classes, width=width, features=features, **options)
@@ -162,7 +175,7 @@ def strong_cnn(
         widths = range(largest(lambda width: filled(width) <= parameters, MIN_WIDTH), MIN_WIDTH - 1, -1)
         model = fit(parameters, build, widths, least=lambda width: 4 * width)
     if model is None:
-        raise no_such_size("strong_cnn", parameters, image_shape)
+        raise size_error("strong_cnn", parameters, image_shape)
     return model
 
 

@@ -11,21 +11,25 @@ from torch.nn import functional
 
 from torchcaps.errors import UserError
 from torchcaps.models.base import SegmentationOutput
+from torchcaps.models.registry import register_model
 from torchcaps.models.segmentation import SegmentationModel
 from torchcaps.ops.squash import at_least_float32
 
-MAX_DEPTH = 12  # 4,096 pixels of an image are then one
+MAX_DEPTH = 12  # at which 4,096 pixels become one
 
 
 class UNet(SegmentationModel):
-    """Two convolutions at each resolution, down to the coarsest and up again, where the way down is seen once more.
+    """Two convolutions at each resolution, down to the coarsest and up again, with skip connections.
 
-    Convolutions are padded, so that the answer is as large as the image; the paper's lose two pixels each.
+    Convolutions are padded, so that the output has the size of the image; those of the paper lose two pixels each.
 
-    num_classes  2: background and one positive class, whose probability is the answer; more: one answer for each
-    channels     of the first convolution; they double with every step down
-    depth        how often the resolution is halved
-    batch_norm   after each convolution; the paper has none
+    Args:
+        image_shape: (C, H, W) of the training images.
+        num_classes: J, including the background; with 2 classes the output is the probability of the foreground.
+        channels: of the first convolution; they double with every halving of the resolution.
+        depth: number of halvings of the resolution.
+        batch_norm: whether batch normalisation follows each convolution; the paper has none.
+        **kwargs: arguments of `ImageModel`.
     """
 
     def __init__(
@@ -36,9 +40,9 @@ class UNet(SegmentationModel):
         channels: int = 64,
         depth: int = 4,
         batch_norm: bool = False,
-        **about: Any,
+        **kwargs: Any,
     ):
-        super().__init__(image_shape, num_classes, **about)
+        super().__init__(image_shape, num_classes, **kwargs)
         if channels < 1 or depth < 1:
             raise UserError(f"unet: channels and depth must be at least 1, got {channels} and {depth}")
         if depth > MAX_DEPTH:
@@ -51,7 +55,7 @@ class UNet(SegmentationModel):
         self.up = nn.ModuleList(_convolutions(2 * b, b, batch_norm) for _, b in pairs)
         self.head = nn.Conv2d(channels, self.maps, 1)
         self.multiple = 2**depth
-        self.margin = _reach(depth)
+        self.margin = _receptive_margin(depth)
         for module in self.modules():
             if isinstance(module, (nn.Conv2d, nn.ConvTranspose2d)):
                 nn.init.kaiming_normal_(module.weight, nonlinearity="relu")  # the paper's √(2/N)
@@ -61,12 +65,17 @@ class UNet(SegmentationModel):
     def forward(
         self, images: Tensor, targets: Tensor | None = None, *, each: Tensor | None = None
     ) -> SegmentationOutput:
-        """images (B, C, H, W) in [0, 1], H and W as they come; the rest is accepted, and unused, as in every model.
+        """Segment images.
 
-        lengths  (B, K, H, W)  K = 1: the positive class's probability (sigmoid); K > 2: every class's (softmax)
-        logits   (B, K, H, W)
+        Args:
+            images: (B, C, H, W) in [0, 1], of any size.
+            targets: is ignored.
+            each: is ignored.
+
+        Returns:
+            (B, K, H, W) probabilities, by sigmoid for K = 1 and by softmax for K > 2, and their logits.
         """
-        features = self.padded(self.normalise(images))
+        features = self.pad(self.normalise(images))
         seen = []
         for level, convolutions in enumerate(self.down):
             features = convolutions(functional.max_pool2d(features, 2) if level else features)
@@ -78,13 +87,14 @@ class UNet(SegmentationModel):
         return SegmentationOutput(logits.sigmoid() if self.maps == 1 else logits.softmax(1), logits=logits)
 
 
+@register_model
 def unet(image_shape: Sequence[int] = (1, 256, 256), num_classes: int = 2, **options: Any) -> UNet:
-    """The usual U-Net, 64 to 1024 channels: 31.0 million parameters for grey images and one positive class."""
+    """Build the usual U-Net with 64 to 1024 channels: 31.0 million parameters for grey images and one class."""
     return UNet(image_shape, num_classes, **options)
 
 
-def _reach(depth: int) -> int:
-    """How far around a pixel it looks: two pixels of each resolution on the way down and up, and what pooling adds."""
+def _receptive_margin(depth: int) -> int:
+    """Pixels that the receptive field extends: two per resolution on the way down and up, and what pooling adds."""
     down = sum(2 * 2**level for level in range(depth + 1))
     up = sum(2 * 2**level for level in range(depth))
     return down + up + 2 * 2**depth

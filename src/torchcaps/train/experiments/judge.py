@@ -18,7 +18,7 @@ from torchcaps.errors import UserError
 from torchcaps.io.atomic import write_text
 from torchcaps.metrics.similarity import features_of, kid, ssim
 from torchcaps.models import SynthesisModel, UNet
-from torchcaps.models.synthesis import TOGETHER, draw_masks
+from torchcaps.models.synthesis import MAX_BATCH_IMAGES, generate_images
 from torchcaps.train.callbacks import Callback
 from torchcaps.train.distributed import make_fabric
 from torchcaps.train.environment import machine
@@ -209,7 +209,7 @@ def _make_folder(out: Path | None) -> None:
 
 def _draw(generator: SynthesisModel, windows: SegmentationDataset) -> list[SegmentationDataset]:
     """The same label maps with images drawn of them, DRAWS times."""
-    return [replace(windows, images=_bytes(draw_masks(generator, windows.masks, seed))) for seed in range(DRAWS)]
+    return [replace(windows, images=_bytes(generate_images(generator, windows.masks, seed))) for seed in range(DRAWS)]
 
 
 def _train_unet(
@@ -257,7 +257,7 @@ def _compare(
 
 
 def _drawn_twice(
-    generator: SynthesisModel, held_out: SegmentationDataset, real: list[TrainedUNet], draw: Draw = draw_masks
+    generator: SynthesisModel, held_out: SegmentationDataset, real: list[TrainedUNet], draw: Draw = generate_images
 ) -> tuple[tuple[list[Tensor], list[Tensor]], list[tuple[float, float]]]:
     """Two images of every map, and how well either is found: a pair for each U-Net and map."""
     one, other = (draw(generator, held_out.masks, HELD_OUT + number) for number in range(2))
@@ -271,12 +271,12 @@ def _apart(pairs: list[tuple[float, float]]) -> float:
 
 def _one_by_one(generator: SynthesisModel, masks: Sequence[Tensor], seed: int) -> list[Tensor]:
     """Maps of any sizes."""
-    return [draw_masks(generator, [mask], seed, [number])[0] for number, mask in enumerate(masks)]
+    return [generate_images(generator, [mask], seed, [number])[0] for number, mask in enumerate(masks)]
 
 
 def _draws(generator: SynthesisModel, maps: SegmentationDataset) -> bool:
     """Whether it can draw each of these in one piece, with the memory that a batch of windows takes."""
-    most = TOGETHER * torch.Size(generator.image_shape[1:]).numel()
+    most = MAX_BATCH_IMAGES * torch.Size(generator.image_shape[1:]).numel()
     try:
         for mask in maps.masks:
             generator.check_size(*mask.shape)

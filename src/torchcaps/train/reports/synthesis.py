@@ -12,7 +12,7 @@ import torch
 from torchcaps import explain
 from torchcaps.explain.html import paragraph, picture, section
 from torchcaps.models import SynthesisModel
-from torchcaps.models.synthesis import draw_masks
+from torchcaps.models.synthesis import generate_images
 from torchcaps.train.reports.classification import write_page
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def write_drawing_report(
 def _samples(model: SynthesisModel, drawings: SynthesisResult) -> list[str]:
     masks = drawings.real.masks[:MAX_EXAMPLES]
     real = [image.float() / 255 for image in drawings.real.images[:MAX_EXAMPLES]]
-    each = [draw_masks(model, masks, seed) for seed in range(NOISES)]
+    each = [generate_images(model, masks, seed) for seed in range(NOISES)]
     figure = explain.figure_drawings(masks, real, [torch.stack(some) for some in zip(*each)])
     caption = "The first held-out label maps, their real images, and images drawn of them."
     return [picture(figure, "Label maps, real images and drawn ones", caption)]

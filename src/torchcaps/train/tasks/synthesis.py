@@ -17,7 +17,7 @@ from torchcaps.errors import UserError
 from torchcaps.losses import combine
 from torchcaps.metrics.similarity import ssim
 from torchcaps.models import Discriminator, SynthesisModel
-from torchcaps.models.synthesis import draw_masks
+from torchcaps.models.synthesis import generate_images
 from torchcaps.train.cudagraph import compiled
 from torchcaps.train.recipe import LossSection, Recipe
 from torchcaps.train.reports.synthesis import write_drawing_report
@@ -132,7 +132,7 @@ class SynthesisTask(Task):
     def evaluate(self, model: SynthesisModel, data: SegmentationDataset) -> SynthesisResult:
         """Draw these label maps, each with its own noise, the same every time; the loss is the L1 loss alone."""
         real = tiles(data, *model.image_shape[1:])
-        images = draw_masks(model, real.masks)
+        images = generate_images(model, real.masks)
         loss, similarity = 0.0, 0.0
         for drawn, image, mask in zip(images, real.images, real.masks):
             true = image[None].float() / 255
@@ -239,15 +239,15 @@ class GANStep:
             return self._generator(masks, noise)
 
     def _discriminator_loss(self, masks: Tensor, images: Tensor, drawn: Tensor) -> Tensor:
-        both = torch.cat([self.generator.seen(masks, images), self.generator.seen(masks, drawn)])
+        both = torch.cat([self.generator.discriminator_input(masks, each) for each in (images, drawn)])
         return self.task.discriminator_loss(*self._discriminator(both).chunk(2))
 
     def _generator_loss(self, masks: Tensor, images: Tensor, drawn: Tensor) -> Loss:
-        *features, scores = self.discriminator.noticed(self.generator.seen(masks, drawn))
+        *features, scores = self.discriminator.features(self.generator.discriminator_input(masks, drawn))
         real = None
         if "features" in self.task.weights:
             with torch.no_grad():
-                real = self.discriminator.noticed(self.generator.seen(masks, images))[:-1]
+                real = self.discriminator.features(self.generator.discriminator_input(masks, images))[:-1]
         output = GeneratorOutput(scores, drawn, None if real is None else (features, real))
         terms = self.task.terms(output, images, masks)
         return Loss(combine(terms, self.task.weights), terms, self.task.correct(drawn.detach(), images))

@@ -1,4 +1,4 @@
-"""Packages that only some commands need."""
+"""Optional packages."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from types import ModuleType
 from torchcaps.errors import UserError
 
 
-def needed(extra: str, *names: str) -> list[ModuleType]:
-    """The packages of these names; if one is missing, a UserError says what to install."""
+def import_extra(extra: str, *names: str) -> list[ModuleType]:
+    """Import the packages of an extra; if one is missing, a UserError names the command that installs it."""
     try:
         return [importlib.import_module(name) for name in names]
     except ImportError as error:
