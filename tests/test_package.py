@@ -14,6 +14,7 @@ from torchcaps.data import draw_axons
 from torchcaps.data.datasets.smallnorb import FILES
 from torchcaps.train import run
 from torchcaps.train.recipe import list_recipes, load_recipe
+from torchcaps.train.tasks import ClassificationTask
 
 FIRST_USE = (
     "lightning_fabric",
@@ -114,7 +115,7 @@ def _without_numbers(value):
 @pytest.mark.parametrize("name", one_of_each_kind())
 def test_recipes_of_every_kind_run_for_two_steps(name, small_data_sets, tmp_path, monkeypatch):
     # Reports of each kind of data have tests of their own; here they would take half of the time.
-    monkeypatch.setattr(run, "_report_classes", lambda *_: None)
+    monkeypatch.setattr(ClassificationTask, "write_report", lambda *_: None)
     recipe = load_recipe(name)
     overrides = ["train.epochs=1", "train.batch_size=2", "train.repeat=1"]
     few = "data.limit=4" if recipe.data.per_class is None else "data.per_class=1"

@@ -59,7 +59,7 @@ def named():
 def imported(path):
     """Modules that a file imports anywhere but for its types, and the extras it tells its user to install.
 
-    Those that are asked for by name are among them: needed("convert", "h5py"), files("fastapi_swagger.resources").
+    Those imported by name are among them: import_extra("convert", "h5py"), files("fastapi_swagger.resources").
     """
     modules, extras = set(), {"serve"} & {path.parent.name}
     left = [ast.parse(path.read_text(encoding="utf-8"))]
@@ -75,7 +75,7 @@ def imported(path):
             modules.add(node.module)
         elif isinstance(node, ast.Call):
             words = [each.value for each in node.args if isinstance(each, ast.Constant) and isinstance(each.value, str)]
-            if ast.unparse(node.func) == "needed":
+            if ast.unparse(node.func) == "import_extra":
                 extras.add(words[0])
                 modules |= set(words[1:])
             elif ast.unparse(node.func) == "resources.files":

@@ -9,11 +9,10 @@ import pytest
 import torch
 from rich.console import Console
 
-from torchcaps import cli
+from torchcaps import cli, ops
 from torchcaps.bench import family, step
 from torchcaps.bench.plot import figure_family
 from torchcaps.bench.routing import Workload
-from torchcaps.capsules import Capsules
 from torchcaps.data import sources
 from torchcaps.errors import UserError
 from torchcaps.layers.routings import ROUTINGS, Routing
@@ -125,9 +124,9 @@ def test_a_step_of_a_whole_network(name):
 
 @pytest.mark.parametrize("factor", [1.01, float("nan")])
 def test_a_wrong_routing_is_not_timed(small, monkeypatch, factor):
-    def wrong(children, weights, *rest):
-        parents, couplings = ROUTINGS["dynamic"].route(children, weights, *rest)
-        return Capsules(parents.pose * (factor if parents.pose.dtype == torch.float32 else 1)), couplings
+    def wrong(u, weight, iterations, return_couplings=False):
+        routed = ops.dynamic_routing(u, weight, iterations, return_couplings=return_couplings)
+        return routed._replace(poses=routed.poses * (factor if u.dtype == torch.float32 else 1))
 
     monkeypatch.setitem(ROUTINGS, "wrong", Routing(wrong))
     monkeypatch.setattr(family, "device_seconds", lambda *arguments: pytest.fail("something was timed"))

@@ -65,7 +65,7 @@ def loss_of():
         if isinstance(model, SynthesisModel):  # whatever is there is bright
             return (out[:, 0] - 0.9 * (images > 0)).square().mean()
         if isinstance(model, SegmentationModel):
-            loss = mask_cross_entropy(out.lengths, targets)
+            loss = mask_cross_entropy(out.probabilities, targets)
             if out.reconstruction is not None:
                 loss = loss + masked_reconstruction_loss(out.reconstruction, images, targets)
             return loss.mean()

@@ -33,11 +33,11 @@ def test_r1_routes_once_where_the_size_stays():
 def test_any_size_any_number_of_classes(size, colours, classes, maps):
     model = SegCaps((colours, 32, 32), classes, **SMALL)
     output = model(torch.rand(2, colours, *size))
-    assert output.lengths.shape == (2, maps, *size)
+    assert output.probabilities.shape == (2, maps, *size)
     assert output.poses.shape == (2, maps, 4, *size)
     assert output.reconstruction.shape == (2, colours, *size)
-    assert ((output.lengths >= 0) & (output.lengths < 1)).all()
-    found = to_mask(output.lengths)
+    assert ((output.probabilities >= 0) & (output.probabilities < 1)).all()
+    found = to_mask(output.probabilities)
     assert found.shape == (2, *size)
     assert set(found.unique().tolist()) <= set(range(classes))
 
@@ -58,7 +58,7 @@ def test_shifting_the_image_by_the_total_stride_shifts_the_mask():
     model = SegCaps((1, 96, 96), 2, **SMALL, decoder=False).eval()
     image = torch.rand(1, 1, 96, 96)
     with torch.no_grad():
-        before, after = (model(x).lengths for x in (image, image.roll(8, -1)))
+        before, after = (model(x).probabilities for x in (image, image.roll(8, -1)))
     edge = 46  # what the layers see to either side, and the roll
     torch.testing.assert_close(after[..., edge:-edge], before.roll(8, -1)[..., edge:-edge])
     assert (after - before)[..., edge:-edge].abs().max() > 1e-3
@@ -70,9 +70,9 @@ def test_saturated_capsules_have_no_length_beyond_1_under_autocast():
         model.classes.bias.fill_(200.0)  # long beyond what half precision can tell from 1
     with torch.autocast("cpu", torch.bfloat16):
         output = model(torch.rand(4, 1, 16, 16))
-    assert output.lengths.dtype == torch.float32
-    assert output.lengths.max() <= 1 + 1e-6
-    loss = mask_cross_entropy(output.lengths, torch.zeros(4, 16, 16, dtype=torch.long)).sum()
+    assert output.probabilities.dtype == torch.float32
+    assert output.probabilities.max() <= 1 + 1e-6
+    loss = mask_cross_entropy(output.probabilities, torch.zeros(4, 16, 16, dtype=torch.long)).sum()
     loss.backward()
     assert loss.isfinite()
     assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
@@ -82,7 +82,7 @@ def test_saved_and_loaded_it_answers_the_same(tmp_path):
     model = SegCaps((1, 16, 16), 2, **SMALL).eval()
     save(model, tmp_path / "model")
     images = torch.rand(1, 1, 24, 16)
-    torch.testing.assert_close(load(tmp_path / "model")(images).lengths, model(images).lengths)
+    torch.testing.assert_close(load(tmp_path / "model")(images).probabilities, model(images).probabilities)
 
 
 def test_wrong_settings_and_images_are_named():

@@ -47,10 +47,10 @@ def test_a_margin_too_small_is_seen_at_the_cuts_only():
 def test_the_grid_of_pooling_is_kept(size):
     model = create_model("unet", channels=4, depth=2).eval()
     image = torch.rand(1, *size)
-    whole = model(image[None]).lengths[0]
+    whole = model(image[None]).probabilities[0]
 
     def differs(**options):
-        answer = predict_tiled(lambda tiles: model(tiles).lengths, image, tile=90, margin=24, **options)
+        answer = predict_tiled(lambda tiles: model(tiles).probabilities, image, tile=90, margin=24, **options)
         return (answer - whole).abs().max().item()
 
     assert differs(align=4) < 1e-5

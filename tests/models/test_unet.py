@@ -41,10 +41,10 @@ def test_the_usual_parameters():
 def test_any_size_and_any_number_of_classes(size, B, colours, classes, K):
     model = small(image_shape=(colours, 32, 32), num_classes=classes, depth=4)
     out = model(torch.rand(B, colours, *size))
-    assert out.lengths.shape == out.logits.shape == (B, K, *size)
-    assert ((out.lengths >= 0) & (out.lengths <= 1)).all()
+    assert out.probabilities.shape == out.logits.shape == (B, K, *size)
+    assert ((out.probabilities >= 0) & (out.probabilities <= 1)).all()
     if K > 1:
-        torch.testing.assert_close(out.lengths.sum(1), torch.ones(B, *size))
+        torch.testing.assert_close(out.probabilities.sum(1), torch.ones(B, *size))
 
 
 def test_a_shifted_image_gives_a_shifted_answer():
@@ -66,7 +66,7 @@ def test_it_learns_and_every_parameter_takes_part(options):
     losses = []
     for _ in range(30):
         optimizer.zero_grad()
-        loss = mask_cross_entropy(model(images).lengths, masks).mean()
+        loss = mask_cross_entropy(model(images).probabilities, masks).mean()
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
@@ -91,7 +91,7 @@ def test_saved_and_loaded_is_the_same(batch_norm, tmp_path):
     assert type(loaded) is UNet
     assert loaded.class_names == ("tissue", "axon")
     images = torch.rand(2, 1, 20, 27)
-    assert torch.equal(loaded(images).lengths, model(images).lengths)
+    assert torch.equal(loaded(images).probabilities, model(images).probabilities)
 
 
 def test_mean_and_std_are_applied():
@@ -105,13 +105,13 @@ def test_mean_and_std_are_applied():
 def test_compiles_in_one_graph():
     model, images = small(), torch.rand(2, 1, 18, 21)
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
-    torch.testing.assert_close(compiled(images).lengths, model(images).lengths)
+    torch.testing.assert_close(compiled(images).probabilities, model(images).probabilities)
 
 
 def test_answers_keep_their_digits():
     with torch.autocast("cpu", torch.bfloat16):
-        assert small()(torch.rand(2, 1, 9, 9)).lengths.dtype == torch.float32
-    assert small().double()(torch.rand(2, 1, 9, 9, dtype=torch.float64)).lengths.dtype == torch.float64
+        assert small()(torch.rand(2, 1, 9, 9)).probabilities.dtype == torch.float32
+    assert small().double()(torch.rand(2, 1, 9, 9, dtype=torch.float64)).probabilities.dtype == torch.float64
 
 
 def test_mistakes_are_told():

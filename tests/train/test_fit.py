@@ -67,13 +67,13 @@ def test_channels_last_values_move_with_their_channel():
     ("images", "labels", "message"),
     [
         (np.full((2, 8, 8), np.nan, dtype=np.float32), [0, 1], "image 0 holds NaN"),
-        (np.full((2, 8, 8), 2.0), [0, 1], r"must lie in \[0, 1\]"),
-        (np.full((2, 8, 8), -1.0), [0, 1], r"must lie in \[0, 1\]"),
+        (np.full((2, 8, 8), 2.0), [0, 1], r"must be in \[0, 1\]"),
+        (np.full((2, 8, 8), -1.0), [0, 1], r"must be in \[0, 1\]"),
         (np.full((2, 8, 8), 300), [0, 1], "0…255"),
         (np.zeros((2, 8)), [0, 1], "must be"),
         (np.zeros((2, 8, 8)), [0, 1, 2], "one label an image"),
         (np.zeros((0, 8, 8)), [], "one label an image"),
-        (np.zeros((2, 8, 8)), [0, -1], "from 0 on"),
+        (np.zeros((2, 8, 8)), [0, -1], "class ids from 0, got"),
         (np.zeros((2, 8, 8)), [0.5, 1.0], "whole numbers"),
     ],
 )
@@ -120,5 +120,5 @@ def test_a_multi_label_model_stays_one_when_saved(tmp_path):
 
 @pytest.mark.parametrize("settings", [{"data": {"validation": 0}}, {"train": {"select": "best"}}], ids=str)
 def test_settings_that_fit_would_ignore_are_refused(settings):
-    with pytest.raises(UserError, match="belong to recipes"):
+    with pytest.raises(UserError, match="are for recipes only"):
         torchcaps.fit("capsnet_small", *stripes(16), settings=settings, **SMALL)

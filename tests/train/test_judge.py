@@ -82,13 +82,17 @@ def test_what_cannot_be_judged_is_said_first(tmp_path):
     stranger = generator()
     stranger.trained_by = {}
     for model, options, words in (
-        (stranger, {}, "does not say what it was trained on"),
+        (stranger, {}, "does not record its training data"),
         (generator(), {"against": generator(size=32)}, "its image_shape is"),
         (generator(), {"against": create_model("unet", image_shape=(1, 16, 16), channels=2)}, "draws no images"),
         (generator(), {"against": generator(), "names": ("a", "a")}, "the same model"),
         (generator(), {"data": "digits"}, "give a folder with images and masks"),
-        (generator(), {"overrides": ("model.name=segcaps", "model.depth=null")}, "trains segcaps, no unet"),
-        (generator(), {"names": ("real", "")}, "taken for the real images"),
+        (
+            generator(),
+            {"overrides": ("model.name=segcaps", "model.depth=null")},
+            "trains segcaps, but images are judged by a unet",
+        ),
+        (generator(), {"names": ("real", "")}, "confused with the real images"),
         (generator(), {"overrides": ("train.epochs=3",)}, "give a multiple of 2"),
         (generator(num_classes=3), {}, "have 2 classes, and this model draws 3"),
     ):
@@ -102,8 +106,8 @@ def test_what_cannot_be_judged_is_said_first(tmp_path):
 
 def test_other_seeds_are_other_unets(monkeypatch):
     seeds = []
-    monkeypatch.setattr(judging, "_teach", lambda recipe, rounds, test, seed, device: seeds.append(seed) or taught)
-    taught = judging.Taught(create_model("unet", image_shape=(1, 16, 16), channels=2, depth=1), 0.5)
+    monkeypatch.setattr(judging, "_train_unet", lambda recipe, rounds, test, seed, device: seeds.append(seed) or taught)
+    taught = judging.TrainedUNet(create_model("unet", image_shape=(1, 16, 16), channels=2, depth=1), 0.5)
     result = judge(generator(), seeds=2, first=5, overrides=TINY)
     assert seeds == [5, 6] * 3
     assert result["unet"]["first_seed"] == 5
@@ -115,7 +119,7 @@ def test_how_far_apart_two_noises_are_is_told_map_by_map(monkeypatch):
     monkeypatch.setattr(judging, "_dices", lambda unet, segments: next(answers[segments.images[0].shape[-1]]))
     unet = create_model("unet", image_shape=(1, 16, 16), channels=2, depth=1)
     held_out, whole = mask_sources.draw_axons(2, 16), mask_sources.draw_axons(1, 32)
-    found = judging._compare(generator(), held_out, whole, [judging.Taught(unet, 0.5)])
+    found = judging._compare(generator(), held_out, whole, [judging.TrainedUNet(unet, 0.5)])
     assert found["label_dice"] == pytest.approx(0.5)
     assert found["label_dice_apart"] == pytest.approx(0.6)
     assert found["whole_dice_apart"] == pytest.approx(0.1)
@@ -126,7 +130,7 @@ def test_whole_maps_may_be_of_any_sizes_that_the_generator_draws(monkeypatch):
     unet = create_model("unet", image_shape=(1, 16, 16), channels=2, depth=1)
     small, large = mask_sources.draw_axons(1, 16), mask_sources.draw_axons(1, 24)
     whole = SegmentationDataset(small.images + large.images, small.masks + large.masks, small.class_names, ("a", "b"))
-    found = judging._compare(generator(), small, whole, [judging.Taught(unet, 0.5)])
+    found = judging._compare(generator(), small, whole, [judging.TrainedUNet(unet, 0.5)])
     assert found["whole_dice_apart"] > 0
 
 
@@ -136,7 +140,9 @@ def test_every_unet_looks_at_whole_maps_each_drawn_with_its_own_noise(monkeypatc
     unets = [create_model("unet", image_shape=(1, 16, 16), channels=2, depth=1) for _ in range(2)]
     one = mask_sources.draw_axons(1, 32)
     whole = SegmentationDataset(one.images * 2, one.masks * 2, one.class_names, ("a", "again"))
-    judging._compare(generator(), mask_sources.draw_axons(2, 16), whole, [judging.Taught(unet, 0.5) for unet in unets])
+    judging._compare(
+        generator(), mask_sources.draw_axons(2, 16), whole, [judging.TrainedUNet(unet, 0.5) for unet in unets]
+    )
     large = [(unet, segments) for unet, segments in seen if segments.images[0].shape[-1] == 32]
     assert [unet for unet, _ in large] == unets * 2  # with either noise
     for _, segments in large:
@@ -158,7 +164,7 @@ def test_whole_maps_are_left_out_where_the_generator_cannot_draw_them(sizes, dra
     held_out, maps = mask_sources.draw_axons(2, 16), [mask_sources.draw_axons(1, size) for size in sizes]
     images, masks = ([each for some in maps for each in getattr(some, what)] for what in ("images", "masks"))
     whole = SegmentationDataset(images, masks, held_out.class_names, tuple(map(str, sizes)))
-    found = judging._compare(generator(), held_out, whole, [judging.Taught(unet, 0.5)])
+    found = judging._compare(generator(), held_out, whole, [judging.TrainedUNet(unet, 0.5)])
     assert found["label_dice_apart"] == 0
     assert found["whole_dice_apart"] == (0 if drawn else None)
     assert judge_tables({"trained": {}, "drawn": {"caps": found}})[1][1][0][3] == ("0.00%" if drawn else "")

@@ -205,7 +205,7 @@ def test_of_masks_dice_is_claimed_with_what_else_says_how_well_they_fit(tmp_path
 
 def test_a_recipe_without_a_claim_is_refused(tmp_path):
     places = {"out": tmp_path / "results", "runs": tmp_path / "runs"}
-    with pytest.raises(UserError, match="claims no result"):
+    with pytest.raises(UserError, match="has no claimed result"):
         reproduce(["folder"], 1, **places)
     with pytest.raises(UserError, match="read off the test set"):
         reproduce(["digits"], 1, overrides=["train.read_test=no"], **places)

@@ -90,7 +90,7 @@ def test_unfamiliar_images_have_rows_by_score(model):
         ({"against": cnn(), "names": ("a", "a")}, "the same model"),
         ({"against": cnn(image_shape=(1, 28, 28)), "names": ("a", "b")}, "image_shape"),
         ({"against": cnn(class_names=list("abcdefghij")), "names": ("a", "b")}, "class_names"),
-        ({"against": cnn(multi_label=True)}, "several classes"),
+        ({"against": cnn(multi_label=True)}, "multi-label model"),
     ],
 )
 def test_mistakes_are_named(model, options, words):

@@ -107,7 +107,7 @@ def test_a_model_whose_weights_are_not_as_written_is_refused(tmp_path):
     content = bytearray(path.read_bytes())
     content[-2] ^= 1
     path.write_bytes(content)
-    with pytest.raises(UserError, match="not as it was written"):
+    with pytest.raises(UserError, match="content has changed since"):
         load(path)
 
 

@@ -83,7 +83,7 @@ def test_a_run_leaves_a_generator_and_pictures_of_what_it_draws(tmp_path):
     drawn = SynthesisTask({"l1": 1.0}).evaluate(model, data.test)
     assert drawn.score == pytest.approx(summary["test_similarity"], abs=1e-6)
     assert drawn.loss == pytest.approx(1 - drawn.score, abs=1e-5)
-    for words, ask in (("judge", evaluate_model), ("draws images", lambda model: run_suite(model, "affine"))):
+    for words, ask in (("judge", evaluate_model), ("synthesis model", lambda model: run_suite(model, "affine"))):
         with pytest.raises(UserError, match=words):
             ask(model)
 

@@ -15,8 +15,8 @@ from rich.console import Console
 from torchcaps.claims.measure import Digits, measure, read_digits
 from torchcaps.claims.page import write_page
 from torchcaps.claims.plan import COLUMNS, NETWORKS, STUDIES, jobs, settings_of
-from torchcaps.errors import UserError
 from torchcaps.io.atomic import write_text
+from torchcaps.io.folders import make_folder
 from torchcaps.models import ImageModel, load
 from torchcaps.robustness.suites import SUITES
 from torchcaps.train.experiments.reproduce import Job, check_failed, run_jobs
@@ -72,10 +72,7 @@ def reproduce_claims(
                 if all(_measured(job, network).is_file() for job in group):
                     _write(out, study, network, group)
 
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--out {out}: it cannot be written: {error.strerror or error}") from error
+    make_folder(out)
     with ThreadPoolExecutor(1) as worker:
         for job in every:
             if job.done:

@@ -27,9 +27,7 @@ Suite = Annotated[
 def evaluate(
     model: Model,
     data: Annotated[str | None, typer.Option(help="An image folder or CSV, or a data set's name.")] = None,
-    views: Annotated[
-        bool, typer.Option("--views", help="Classify by the mean over nine slightly moved views.")
-    ] = False,
+    views: Annotated[bool, typer.Option("--views", help="Classify by the mean over nine moved views.")] = False,
     suite: Suite = None,
     against: Annotated[
         str | None, typer.Option(help="With --suite, and for synthesis models: a second model, on the same images.")

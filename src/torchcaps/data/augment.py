@@ -6,7 +6,7 @@ Nothing here waits for the device or makes a shape depend on data, so a CUDA gra
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, TypedDict, overload
+from typing import TYPE_CHECKING, Any, TypedDict, overload
 
 import torch
 import torch.nn.functional as F
@@ -100,32 +100,44 @@ def augment(
     Returns:
         (B, C, H, W), or (B, C, crop, crop); with masks a pair, (B, H, W) or (B, crop, crop) of the same dtype.
     """
-    moves = {"shift": shift, "rotate": rotate, "shear": shear, "scale": scale, "elastic": elastic}
+    moves: dict[str, Any] = {"shift": shift, "rotate": rotate, "shear": shear, "scale": scale, "elastic": elastic}
     lighting = {"brightness": brightness, "contrast": contrast, "noise": noise}
-    _check(images_BCHW, **moves, **lighting, share=share, erase=erase, crop=crop)
-    height, width = images_BCHW.shape[2:]
-    if turn and not crop and height != width:
-        raise UserError(f"augmentation turn: images of {height}×{width} are not square; give a crop, or turn=no")
+    _check(images_BCHW, turn, **moves, **lighting, share=share, erase=erase, crop=crop)
     random = _Random(images_BCHW, generator)
     layers = [images_BCHW] if masks is None else [images_BCHW, _encode_masks(masks, images_BCHW)]
-    if not len(images_BCHW):
-        pass  # grid_sample refuses an empty batch; the crop below still gives it its shape
-    elif rotate or shear or scale or elastic:
+    layers = _crop(_move(layers, random, share, **moves), random, crop)
+    layers[0] = _change_values(layers[0], random, erase, **lighting)
+    layers = _flip(layers, random, flip, flip_vertical, turn)
+    return layers[0] if masks is None else (layers[0], _decode_masks(layers[1], masks.dtype))
+
+
+def _move(
+    layers: list[Tensor],
+    random: _Random,
+    share: float,
+    shift: int,
+    rotate: float,
+    shear: float,
+    scale: float,
+    elastic: float,
+) -> list[Tensor]:
+    if not len(layers[0]):
+        return layers  # grid_sample refuses an empty batch
+    if rotate or shear or scale or elastic:
         warped = _warp(layers, random, shift, rotate, shear, scale, elastic)
-        layers = warped if share == 1 else random.choose(share, warped, _shift(layers, random, shift))
-    elif shift:
-        layers = _shift(layers, random, shift)
-    if crop and (crop, crop) != (height, width):
-        top_B, left_B = random.integers(height - crop), random.integers(width - crop)
-        layers = [_windows(layer, top_B, left_B, crop, crop) for layer in layers]
-    if (
-        brightness or contrast
-    ):  # after the crop, for the mean of what is seen; before erasing, so that a rectangle stays black
-        layers[0] = _change_lighting(layers[0], random, brightness, contrast)
-    if noise:
-        layers[0] = _add_noise(layers[0], random, noise)
-    if erase and len(images_BCHW):
-        layers[0] = _erase(layers[0], random, erase)
+        return warped if share == 1 else random.choose(share, warped, _shift(layers, random, shift))
+    return _shift(layers, random, shift) if shift else layers
+
+
+def _crop(layers: list[Tensor], random: _Random, crop: int) -> list[Tensor]:
+    height, width = layers[0].shape[2:]
+    if not crop or (crop, crop) == (height, width):
+        return layers
+    top_B, left_B = random.integers(height - crop), random.integers(width - crop)
+    return [_windows(layer, top_B, left_B, crop, crop) for layer in layers]
+
+
+def _flip(layers: list[Tensor], random: _Random, flip: bool, flip_vertical: bool, turn: bool) -> list[Tensor]:
     if flip:
         layers = random.choose(0.5, [layer.flip(-1) for layer in layers], layers)
     if flip_vertical:
@@ -133,7 +145,7 @@ def augment(
     if turn:
         layers = random.choose(0.5, [layer.rot90(1, (-2, -1)) for layer in layers], layers)
         layers = random.choose(0.5, [layer.flip(-2, -1) for layer in layers], layers)
-    return layers[0] if masks is None else (layers[0], _decode_masks(layers[1], masks.dtype))
+    return layers
 
 
 def centre_crop(images: Tensor, crop: int) -> Tensor:
@@ -268,6 +280,17 @@ def _elastic_field(images_BCHW: Tensor, random: _Random, elastic: float) -> Tens
     return torch.stack([x_BHW * (2 / width), y_BHW * (2 / height)], dim=-1)
 
 
+def _change_values(
+    images_BCHW: Tensor, random: _Random, erase: int, brightness: float, contrast: float, noise: float
+) -> Tensor:
+    """Lighting comes after the crop, for the mean of what is left, and before erasing, which leaves black."""
+    if brightness or contrast:
+        images_BCHW = _change_lighting(images_BCHW, random, brightness, contrast)
+    if noise:
+        images_BCHW = _add_noise(images_BCHW, random, noise)
+    return _erase(images_BCHW, random, erase) if erase and len(images_BCHW) else images_BCHW
+
+
 def _change_lighting(images_BCHW: Tensor, random: _Random, brightness: float, contrast: float) -> Tensor:
     """Change brightness and contrast, by the same amounts in all channels of an image."""
     values = images_BCHW.to(torch.promote_types(images_BCHW.dtype, torch.float32))
@@ -297,7 +320,7 @@ def _random_span(random: _Random, longest: int, side: int, device: torch.device)
     return (position >= start_B[:, None]) & (position < (start_B + length_B)[:, None])
 
 
-def _check(images_BCHW: Tensor, **amounts: float) -> None:
+def _check(images_BCHW: Tensor, turn: bool, **amounts: float) -> None:
     for name, amount in amounts.items():
         if amount < 0:
             raise UserError(f"augmentation {name}={amount}: give 0 or more")
@@ -310,3 +333,5 @@ def _check(images_BCHW: Tensor, **amounts: float) -> None:
     height, width = images_BCHW.shape[2:]
     if amounts["crop"] > min(height, width):
         raise UserError(f"augmentation crop={amounts['crop']} does not fit into images of {height}×{width}")
+    if turn and not amounts["crop"] and height != width:
+        raise UserError(f"augmentation turn: images of {height}×{width} are not square; give a crop, or turn=no")

@@ -65,9 +65,10 @@ class _PortedCaps(DenseCaps):
         self.compete = compete
         self.logits = nn.Parameter(torch.zeros(layer.in_capsules, layer.out_capsules)) if logits else None
 
-    def route(
-        self, children: Capsules | Tensor, iterations: int, couplings: bool = False
-    ) -> tuple[Capsules, Tensor | None]:
+    def forward(
+        self, children: Capsules | Tensor, *, iterations: int | None = None, return_couplings: bool = False
+    ) -> Capsules | tuple[Capsules, Tensor | None]:
+        iterations = self.iterations if iterations is None else iterations
         votes_BIJD = torch.einsum("ijdk,bik->bijd", self.weight, as_capsules(children).pose)
         logits_BIJ = torch.zeros_like(votes_BIJD[..., 0])
         if self.logits is not None:
@@ -77,4 +78,4 @@ class _PortedCaps(DenseCaps):
             poses_BJD = squash(torch.einsum("bij,bijd->bjd", couplings_BIJ, votes_BIJD))
             if iteration < iterations - 1:
                 logits_BIJ = logits_BIJ + torch.einsum("bijd,bjd->bij", votes_BIJD, poses_BJD)
-        return Capsules(poses_BJD), couplings_BIJ if couplings else None
+        return (Capsules(poses_BJD), couplings_BIJ) if return_couplings else Capsules(poses_BJD)

@@ -107,18 +107,10 @@ class PoseCaps(ImageModel):
         **kwargs: Any,
     ):
         super().__init__(image_shape, num_classes, **kwargs)
-        if min(width, types, dim, class_dim, hidden) < 1 or width < 2:
-            raise UserError("posecaps: width must be at least 2; types, dim, class_dim and hidden at least 1")
+        negatives = (NEGATIVES_PER_IMAGE if views else 0.0) if negatives is None else negatives
+        _check_options(search, decoder, negatives, views, width, types, dim, class_dim, hidden)
         if min(views, padding, bend, thicken, cover) < 0 or sharpness <= 0:
             raise UserError("posecaps: views, padding, bend, thicken, cover must be 0 or more, sharpness more than 0")
-        if negatives is None:
-            negatives = NEGATIVES_PER_IMAGE if views else 0.0
-        if not 0 <= negatives <= 1 or (negatives and not views):
-            raise UserError(f"posecaps: negatives must lie in 0 to 1, and be 0 where views is 0, got {negatives}")
-        if search not in ("coarse", "plane", "full"):
-            raise UserError(f"posecaps: search must be 'coarse', 'plane' or 'full', got {search!r}")
-        if decoder not in ("dense", "none"):
-            raise UserError(f"posecaps: decoder must be 'dense' or 'none', got {decoder!r}")
         self.range = Lattice.regular(turn, turn_step, scales, stretches, shears)
         self.lattice = self.range if search == "full" else Lattice(self.range.angles, self.range.scales)
         searched = self.range.coarse(COARSE_STEP_DEGREES) if search == "coarse" else self.lattice
@@ -453,6 +445,17 @@ class PoseCaps(ImageModel):
 
     def _random_poses(self, images: Tensor) -> Affine:
         return random_poses(images, self.range, self.views)
+
+
+def _check_options(search: str, decoder: str, negatives: float, views: int, width: int, *sizes: int) -> None:
+    if min(sizes) < 1 or width < 2:
+        raise UserError("posecaps: width must be at least 2; types, dim, class_dim and hidden at least 1")
+    if not 0 <= negatives <= 1 or (negatives and not views):
+        raise UserError(f"posecaps: negatives must lie in 0 to 1, and be 0 where views is 0, got {negatives}")
+    if search not in ("coarse", "plane", "full"):
+        raise UserError(f"posecaps: search must be 'coarse', 'plane' or 'full', got {search!r}")
+    if decoder not in ("dense", "none"):
+        raise UserError(f"posecaps: decoder must be 'dense' or 'none', got {decoder!r}")
 
 
 @register_model

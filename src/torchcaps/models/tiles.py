@@ -65,17 +65,7 @@ def predict_tiled(
     Returns:
         (K, H, W) on the image's device.
     """
-    if image_CHW.ndim != 3 or 0 in image_CHW.shape:
-        raise ValueError(f"predict_tiled: expected an image of shape (C, H, W), got {tuple(image_CHW.shape)}")
-    if min(batch, align) < 1 or margin < 0:
-        raise UserError(
-            f"predict_tiled: batch and align must be at least 1 and margin at least 0, got {batch}, {align}, {margin}"
-        )
-    if tile < 3 * margin + 2 * align:
-        raise UserError(
-            f"predict_tiled: tiles of {tile} are too small for a margin of {margin}: use at least 3 margins plus twice "
-            f"align, {3 * margin + 2 * align}, or a smaller margin"
-        )
+    _check_tiles(image_CHW, tile, margin, batch, align)
     H, W = image_CHW.shape[1:]
     h, rows = _tile_starts(H, tile, margin, align)
     w, columns = _tile_starts(W, tile, margin, align)
@@ -101,6 +91,20 @@ def predict_tiled(
             blended[:, top : top + h, left : left + w] += answer * weights
     assert blended is not None  # there is at least one tile
     return blended
+
+
+def _check_tiles(image_CHW: Tensor, tile: int, margin: int, batch: int, align: int) -> None:
+    if image_CHW.ndim != 3 or 0 in image_CHW.shape:
+        raise ValueError(f"predict_tiled: expected an image of shape (C, H, W), got {tuple(image_CHW.shape)}")
+    if min(batch, align) < 1 or margin < 0:
+        raise UserError(
+            f"predict_tiled: batch and align must be at least 1 and margin at least 0, got {batch}, {align}, {margin}"
+        )
+    if tile < 3 * margin + 2 * align:
+        raise UserError(
+            f"predict_tiled: tiles of {tile} are too small for a margin of {margin}: use at least 3 margins plus twice "
+            f"align, {3 * margin + 2 * align}, or a smaller margin"
+        )
 
 
 def _tile_starts(size: int, tile: int, margin: int, align: int) -> tuple[int, list[int]]:

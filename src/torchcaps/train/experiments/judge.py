@@ -16,6 +16,7 @@ from torch import Tensor
 from torchcaps.data import MASK_SOURCES, SegmentationDataset, Splits, load_data, named_data, tiles
 from torchcaps.errors import UserError
 from torchcaps.io.atomic import write_text
+from torchcaps.io.folders import make_folder
 from torchcaps.metrics.similarity import features_of, kid, ssim
 from torchcaps.models import SynthesisModel, UNet
 from torchcaps.models.synthesis import MAX_BATCH_IMAGES, generate_images
@@ -81,12 +82,11 @@ def judge(
     if splits.test is None:
         raise UserError(f"{source} has no test images, and the U-Nets are tested on unseen real images")
     recipe = _recipe(model, overrides)
-    _make_folder(out)
+    if out is not None:
+        make_folder(out)  # fail before hours of training
     windows, held_out = (tiles(part, *model.image_shape[1:]) for part in (splits.train, splits.test))
-    real, drawn = [windows] * DRAWS, {name: _draw(each, windows) for name, each in generators.items()}
-    sets = {"real": real, **drawn, f"real + {names[0]}": real[::2] + drawn[names[0]][::2]}
     trained: dict[str, list[TrainedUNet]] = {}
-    for kind, rounds in sets.items():
+    for kind, rounds in _training_sets(generators, windows, names[0]).items():
         each_seed = range(first, first + seeds)
         trained[kind] = [_train_unet(recipe, rounds, splits.test, seed, model.device) for seed in each_seed]
         dice = spread([each.dice for each in trained[kind]])
@@ -108,6 +108,14 @@ def judge(
     if out is not None:
         write_text(out / "judge.json", json.dumps(result, indent=2, ensure_ascii=False) + "\n")
     return result
+
+
+def _training_sets(
+    generators: dict[str, SynthesisModel], windows: SegmentationDataset, first: str
+) -> dict[str, list[SegmentationDataset]]:
+    """What the U-Nets learn from, by its name: real images, drawn ones, and half of each."""
+    real, drawn = [windows] * DRAWS, {name: _draw(each, windows) for name, each in generators.items()}
+    return {"real": real, **drawn, f"real + {first}": real[::2] + drawn[first][::2]}
 
 
 def _trained(
@@ -196,15 +204,6 @@ def _recipe(model: SynthesisModel, overrides: Sequence[str]) -> Recipe:
     if recipe.train.epochs % DRAWS:
         raise UserError(f"train.epochs={recipe.train.epochs}: give a multiple of {DRAWS}, the images drawn of each map")
     return recipe
-
-
-def _make_folder(out: Path | None) -> None:
-    """Fail before hours of training."""
-    if out is not None:
-        try:
-            out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"cannot write to {out}: {error.strerror or error}") from error
 
 
 def _draw(generator: SynthesisModel, windows: SegmentationDataset) -> list[SegmentationDataset]:

@@ -29,6 +29,7 @@ import torch
 from rich.console import Console
 
 from torchcaps.errors import UserError
+from torchcaps.io.folders import make_folder
 from torchcaps.models import load
 from torchcaps.train.checkpoint import has_checkpoint
 from torchcaps.train.evaluate import evaluate_ensemble, evaluate_model
@@ -145,10 +146,7 @@ def _settings(recipe: Recipe) -> dict[str, Any]:
 def _check_place(out: Path) -> None:
     if not out.name:
         raise UserError(f"--out {out}: give a folder by its name; the table is written beside it")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--out {out}: it cannot be written to: {error.strerror or error}") from error
+    make_folder(out)
 
 
 def claimed() -> list[str]:

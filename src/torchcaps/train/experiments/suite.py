@@ -9,6 +9,7 @@ from typing import Any
 from torchcaps.data.split import SplitOptions, split_dataset
 from torchcaps.errors import UserError, did_you_mean
 from torchcaps.explain.style import png_bytes
+from torchcaps.io.folders import make_folder
 from torchcaps.models import ImageModel
 from torchcaps.robustness.charts import FIGURES
 from torchcaps.robustness.suites import SUITES
@@ -44,10 +45,7 @@ def run_suite(
     if suite not in SUITES:
         raise UserError(f"unknown suite {suite!r}: {did_you_mean(suite, SUITES)}")
     if out is not None:
-        try:
-            out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"--out {out}: it cannot be written to: {error.strerror or error}") from error
+        make_folder(out)
     models = {names[0]: model}
     if against is not None:
         _check_pair(model, against, names)

@@ -143,7 +143,7 @@ def _per_class(test: ReportData) -> list[str]:
 
 
 def _mistakes(test: ReportData) -> list[str]:
-    mistakes = test.mistakes()
+    mistakes = test.errors()
     if not len(mistakes):
         noun = "prediction is" if len(test.images) == 1 else "predictions are all"
         return [paragraph(f"There are none: the {len(test.images):,} {noun} right.")]
@@ -197,7 +197,7 @@ def _couplings(model: nn.Module, test: ReportData) -> list[str]:
         "the couplings (in nats, averaged over primary capsules) falls as they become decided."
     )
     parts = [paragraph(about)]
-    for index in dict.fromkeys([*most_confident(test.lengths, 1), *test.mistakes(1).tolist()]):
+    for index in dict.fromkeys([*most_confident(test.lengths, 1), *test.errors(1).tolist()]):
         image, target = test.images[index : index + 1], test.targets[index]
         heat = explain.maps_on_image(model, explain.routing_maps(model, image)[:, 0])
         entropies = explain.coupling_entropy(explain.routing_couplings(model, image)[:, 0])

@@ -32,13 +32,13 @@ class ReportData(NamedTuple):
         """Whether an image can have several classes."""
         return self.targets.ndim == 2
 
-    def mistakes(self, limit: int | None = None) -> Tensor:
+    def errors(self, limit: int | None = None) -> Tensor:
         """Return the positions of the wrong predictions, the most confident first."""
         return explain.worst_mistakes(self.lengths, self.targets, limit, self.each)
 
     def examples(self, limit: int) -> Tensor:
         """Return the positions of `limit` examples of the classes, then of up to two mistakes, without repetition."""
-        mistakes = self.mistakes(2).tolist()
+        mistakes = self.errors(2).tolist()
         examples = [place for place in first_of_each_class(self.targets, limit).tolist() if place not in mistakes]
         return torch.tensor([*examples, *mistakes])
 
