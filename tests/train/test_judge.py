@@ -94,13 +94,13 @@ def test_what_cannot_be_judged_is_said_first(tmp_path):
         ),
         (generator(), {"names": ("real", "")}, "confused with the real images"),
         (generator(), {"overrides": ("train.epochs=3",)}, "give a multiple of 2"),
-        (generator(num_classes=3), {}, "have 2 classes, and this model draws 3"),
+        (generator(num_classes=3), {}, "have 2 classes, but this model draws 3"),
     ):
         with pytest.raises(UserError, match=words):
             judge(model, **options, out=tmp_path / "out")
     assert not list(tmp_path.iterdir())
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="cannot write to"):
+    with pytest.raises(UserError, match="cannot be written to"):
         judge(generator(), overrides=TINY, out=tmp_path / "file")
 
 

@@ -36,7 +36,7 @@ PIPELINES = {"segmentation": "image-segmentation", "synthesis": "image-to-image"
 MEASURES = {  # key in a run's summary, and its text on the card
     "test_accuracy": "test accuracy {:.2%}",
     "test_dice": "test Dice {:.2%}",
-    "test_likeness": "similarity of drawn test images {:.3f}",
+    "test_similarity": "similarity of drawn test images {:.3f}",
     "test_n": "{:,} test images",
     "recipe": "recipe `{}`",
     "seed": "seed {}",

@@ -134,10 +134,7 @@ class PoseCaps(ImageModel):
         self.offset = nn.Linear(types * dim, num_classes * len(self.pose_parts))
         nn.init.zeros_(self.offset.weight)
         nn.init.zeros_(self.offset.bias)
-        self.decoder: nn.Module | None = None
-        if decoder == "dense":
-            last = nn.Linear(hidden, channels * H * W)
-            self.decoder = nn.Sequential(nn.Linear(num_classes * class_dim, hidden), nn.ReLU(), last)
+        self.decoder = _dense_decoder(num_classes * class_dim, hidden, channels * H * W) if decoder == "dense" else None
         weight = torch.zeros(num_classes, types * dim + 1) if thickness else None
         self.register_buffer("thickness_weight", weight)  # saved only if not None
 
@@ -445,6 +442,11 @@ class PoseCaps(ImageModel):
 
     def _random_poses(self, images: Tensor) -> Affine:
         return random_poses(images, self.range, self.views)
+
+
+def _dense_decoder(inputs: int, hidden: int, outputs: int) -> nn.Module:
+    last = nn.Linear(hidden, outputs)
+    return nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), last)
 
 
 def _check_options(search: str, decoder: str, negatives: float, views: int, width: int, *sizes: int) -> None:

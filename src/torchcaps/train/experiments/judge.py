@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from torchcaps.data import MASK_SOURCES, SegmentationDataset, Splits, load_data, named_data, tiles
+from torchcaps.data import MASK_SOURCES, SegmentationDataset, load_data, named_data, tiles
 from torchcaps.errors import UserError
 from torchcaps.io.atomic import write_text
 from torchcaps.io.folders import make_folder
@@ -78,36 +78,41 @@ def judge(
     console = console or Console(quiet=True)
     generators = {names[0]: model} if against is None else {names[0]: model, names[1]: against}
     _check(generators, against is not None, names)
-    splits, source = _splits(model, data)
-    if splits.test is None:
-        raise UserError(f"{source} has no test images, and the U-Nets are tested on unseen real images")
+    real_pairs, test, source = _pairs(model, data)
     recipe = _recipe(model, overrides)
     if out is not None:
         make_folder(out)  # fail before hours of training
-    windows, held_out = (tiles(part, *model.image_shape[1:]) for part in (splits.train, splits.test))
+    windows, held_out = (tiles(part, *model.image_shape[1:]) for part in (real_pairs, test))
     trained: dict[str, list[TrainedUNet]] = {}
     for kind, rounds in _training_sets(generators, windows, names[0]).items():
-        each_seed = range(first, first + seeds)
-        trained[kind] = [_train_unet(recipe, rounds, splits.test, seed, model.device) for seed in each_seed]
-        dice = spread([each.dice for each in trained[kind]])
-        console.print(f"trained on {kind}: Dice {dice['mean']:.2%}", highlight=False, markup=False)
-    real_unets = trained["real"]
+        trained[kind] = [_train_unet(recipe, rounds, test, first + i, model.device) for i in range(seeds)]
+        dice = statistics.mean(each.dice for each in trained[kind])
+        console.print(f"trained on {kind}: Dice {dice:.2%}", highlight=False, markup=False)
     result = {
         "data": source,
-        "unet": {"recipe": recipe.name, "settings": list(overrides)}
-        | {"parameters": real_unets[0].unet.parameter_count(), "first_seed": first},
+        "unet": _about_unet(recipe, overrides, trained["real"][0], first),
         "generator_seeds": {name: each.trained_by.get("seed") for name, each in generators.items()},
         "windows": len(windows),
         "draws": DRAWS,
-        "test_n": len(splits.test),
+        "test_n": len(test),
         "machine": machine(model.device),
-        "trained": {kind: _trained(kind, some, real_unets, generators) for kind, some in trained.items()},
-        "drawn": {name: _compare(each, held_out, splits.test, real_unets) for name, each in generators.items()},
-        "kid_of_real": _kid(real_unets[0].unet, _floats(windows), _floats(held_out)),
+        "trained": {kind: _trained(kind, some, trained["real"], generators) for kind, some in trained.items()},
+        "drawn": {name: _compare(each, held_out, test, trained["real"]) for name, each in generators.items()},
+        "kid_of_real": _kid(trained["real"][0].unet, _floats(windows), _floats(held_out)),
     }
     if out is not None:
         write_text(out / "judge.json", json.dumps(result, indent=2, ensure_ascii=False) + "\n")
     return result
+
+
+def _about_unet(recipe: Recipe, overrides: Sequence[str], trained: TrainedUNet, first_seed: int) -> dict[str, Any]:
+    parameters = trained.unet.parameter_count()
+    return {
+        "recipe": recipe.name,
+        "settings": list(overrides),
+        "parameters": parameters,
+        "first_seed": first_seed,
+    }
 
 
 def _training_sets(
@@ -178,7 +183,7 @@ def _check(generators: dict[str, SynthesisModel], paired: bool, names: tuple[str
                 )
 
 
-def _splits(model: SynthesisModel, data: str | None) -> tuple[Splits[SegmentationDataset], str]:
+def _pairs(model: SynthesisModel, data: str | None) -> tuple[SegmentationDataset, SegmentationDataset, str]:
     """The model's own pairs, split as they were when it was trained; and their name."""
     own = model.trained_by.get("data")
     if own is None:
@@ -192,7 +197,10 @@ def _splits(model: SynthesisModel, data: str | None) -> tuple[Splits[Segmentatio
     if splits.train.num_classes != model.num_classes:
         raise UserError(f"the masks have {splits.train.num_classes} classes, but this model draws {model.num_classes}")
     warn_if_changed(model, splits)
-    return splits, settings["path"] or settings["source"]
+    name = settings["path"] or settings["source"]
+    if splits.test is None:
+        raise UserError(f"{name} has no test images, and the U-Nets are tested on unseen real images")
+    return splits.train, splits.test, name
 
 
 def _recipe(model: SynthesisModel, overrides: Sequence[str]) -> Recipe:
