@@ -15,6 +15,7 @@ import importlib
 import inspect
 import io
 import json
+import pkgutil
 import posixpath
 import re
 import tokenize
@@ -144,6 +145,7 @@ def reference_page(module: str) -> str:
     """Every public name of a module; one that has a page of its own, or that another module defines, is a link."""
     names = public_names()
     loaded = importlib.import_module(module)
+    submodules = {each.name for each in pkgutil.iter_modules(getattr(loaded, "__path__", []))}
     lines = [f"# {module}", "", f"::: {module}", "    options: {show_root_heading: false, members: false}", ""]
     for name in names.get(module) or sorted(loaded.__all__):
         value = getattr(loaded, name)
@@ -154,6 +156,8 @@ def reference_page(module: str) -> str:
         if module == "torchcaps" and homes:
             home = f"{homes[0]}.{name}"
             lines += [f"## {name} {{#{module}.{name}}}", "", f"The same as [`{home}`][{home}].", ""]
+        elif name in submodules:  # which hides the function of this name
+            lines += [f'<a id="{module}.{name}"></a>', "", f"::: {value.__module__}.{name}", ""]
         else:
             lines += [f"::: {module}.{name}", ""]
     return "\n".join(lines)
