@@ -201,7 +201,12 @@ def kind(parameter: Any) -> str:
 def recipes_page() -> str:
     """Every key of a recipe, and every recipe of the package."""
     lines = ["# Recipes", "", "A recipe is a YAML file with everything that decides a result. Any key can be set on"]
-    lines += ["the command line: `--set train.epochs=50`. `torchcaps train NAME` trains a shipped recipe.", ""]
+    lines += ["the command line: `--set train.epochs=50`. `torchcaps train NAME` trains a shipped recipe. A file with"]
+    lines += [
+        "`extends: NAME` takes every setting from that recipe and replaces those that it names itself; a",
+        "`model`",
+    ]
+    lines += ["with a name of its own replaces the whole section. Name, description and claim are not inherited.", ""]
     for section, model in {"": recipes.Recipe, **sections()}.items():
         lines += [f"## {section or 'Top level'}", "", inspect.cleandoc(model.__doc__ or ""), ""]
         lines += ["| key | value | default | description |", "|---|---|---|---|"]
