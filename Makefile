@@ -36,7 +36,7 @@ check: $(VENV)/.dev docs  ## Format, lint, types, import layers, documentation, 
 	$(BIN)/python .ci/audit
 
 docs: $(VENV)/.dev  ## Build the documentation into site/, and fail on every broken link and wrong docstring
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 format: $(VENV)/.dev  ## Put the code into its standard form
 	$(BIN)/ruff format .

@@ -15,7 +15,14 @@ from torchcaps.exchange.check import compare
 from torchcaps.exchange.onnx_file import runner, write_onnx
 from torchcaps.exchange.program import export_wrapper
 from torchcaps.layers import ConvCaps2d, DeconvCaps2d
-from torchcaps.models import EMCapsNet, Output, SegmentationModel, SynthesisModel, create_model, shipped_models
+from torchcaps.models import (
+    EMCapsNet,
+    SegmentationModel,
+    SegmentationOutput,
+    SynthesisModel,
+    create_model,
+    shipped_models,
+)
 from torchcaps.models.capsule_unet import CapsuleUNet
 from torchcaps.models.synthesis import noise_vectors
 
@@ -61,7 +68,7 @@ class TwoLayers(SegmentationModel):
 
     def forward(self, images, targets=None, *, each=None):
         seen = self.stay(self.halve(self.conv(self.normalise(images))[:, None]))
-        return Output(self.grow(seen).activation)
+        return SegmentationOutput(self.grow(seen).activation)
 
 
 @pytest.mark.slow

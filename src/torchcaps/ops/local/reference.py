@@ -19,7 +19,7 @@ from torchcaps.ops.squash import squash
 class Window(NamedTuple):
     """The convolution that makes votes from a map.
 
-    Args:
+    Attributes:
         stride: of the convolution.
         padding: of the convolution.
         dilation: of the convolution.
