@@ -96,7 +96,7 @@ def started(*arguments, also=None, **more):
 
 
 def ended(process, within):
-    """Its words and exit code; whoever is left of its session is ended, too."""
+    """The process's output and exit code; the rest of its session is ended too."""
     try:
         words, _ = process.communicate(timeout=within)
     finally:

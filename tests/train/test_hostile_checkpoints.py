@@ -76,7 +76,7 @@ def test_a_damaged_one_is_refused_by_name(rewrite, text, changes, message):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"optimizer/999/exp_avg": torch.zeros(3)}, "moments of weight 999"),  # which once was no error of ours
+        ({"optimizer/999/exp_avg": torch.zeros(3)}, "moments of weight 999"),  # once a bare KeyError
         ({"optimizer/0/exp_avg": torch.zeros(3)}, "moments of weight 0"),
         ({"optimizer/0/mean": torch.zeros(3)}, "moments of weight 0 are not what Adam keeps"),
         ({"optimizer/0/step": torch.zeros(2)}, "moments of weight 0"),
