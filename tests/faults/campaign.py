@@ -69,7 +69,7 @@ def main() -> int:
 
 
 def killed(folder: Path, count: int, chance: random.Random, usual: float) -> int:
-    """A run killed again and again at random moments, and resumed each time, until enough kills hit a running process."""
+    """A run killed at random moments and resumed each time, until enough kills hit a running process."""
     kills = lost = finished = 0
     while kills < count:
         run = folder / f"killed-{finished}"

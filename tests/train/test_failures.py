@@ -40,7 +40,7 @@ def failing(error):
 @pytest.fixture(autouse=True)
 def _blank_report(monkeypatch):
     """Drawing one takes longer than all else here."""
-    monkeypatch.setattr(classification, "write_report", lambda path, **page: path)
+    monkeypatch.setattr(classification.ClassificationTask, "write_report", lambda task, report, *rest: report.path)
 
 
 def recipe(*more):
@@ -111,7 +111,7 @@ def test_what_cannot_be_written_ends_the_run_and_what_was_saved_goes_on(tmp_path
 
 def test_a_report_that_cannot_be_written_can_be_made_up_for(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(classification, "write_report", failing(OSError(errno.ENOSPC, "no room")))
+        patch.setattr(classification.ClassificationTask, "write_report", failing(OSError(errno.ENOSPC, "no room")))
         with pytest.raises(UserError, match="no room.*resume with"):
             run.start_run(recipe("train.epochs=1"), out=tmp_path / "run", device="cpu")
     run.resume_run(tmp_path / "run", device="cpu")
@@ -141,7 +141,7 @@ def test_too_little_memory_for_a_run_that_goes_on_does_not_offer_what_is_fixed(t
 
 
 def test_too_little_memory_for_the_report_is_told_as_well(tmp_path, monkeypatch):
-    monkeypatch.setattr(classification, "write_report", failing(MemoryError()))
+    monkeypatch.setattr(classification.ClassificationTask, "write_report", failing(MemoryError()))
     with pytest.raises(UserError, match=r"too little memory .*resume with"):
         run.start_run(recipe("train.epochs=1"), out=tmp_path / "run", device="cpu")
 

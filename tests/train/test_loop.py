@@ -21,7 +21,7 @@ from torchcaps.train.optim.ema import update_average
 from torchcaps.train.recipe import load_recipe, make_recipe
 from torchcaps.train.setup import make_state
 from torchcaps.train.state import seeded
-from torchcaps.train.tasks import ClassificationTask, classification
+from torchcaps.train.tasks import ClassificationTask
 from torchcaps.train.tasks.classification import moved_views
 
 TINY = [
@@ -34,12 +34,12 @@ TINY = [
 def _no_pictures(request, monkeypatch):
     """Drawing a report takes longer than these runs; two tests look at it."""
 
-    def blank(path, **page):
-        path.write_text("")
-        return path
+    def blank(task, report, *rest):
+        report.path.write_text("")
+        return report.path
 
     if request.function not in (test_run_leaves_a_whole_folder, test_pairs_are_learned_with_each_digit_reconstructed):
-        monkeypatch.setattr(classification, "write_report", blank)
+        monkeypatch.setattr(ClassificationTask, "write_report", blank)
 
 
 def tiny(*more):
@@ -289,7 +289,9 @@ def _start(recipe):
 def test_an_extended_run_that_dies_at_its_end_can_be_finished(tmp_path, monkeypatch):
     folder = run.start_run(tiny("train.epochs=1"), out=tmp_path / "run", device="cpu")
     with monkeypatch.context() as patch:
-        patch.setattr(classification, "write_report", lambda *args, **more: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(
+            ClassificationTask, "write_report", lambda *args, **more: (_ for _ in ()).throw(KeyboardInterrupt)
+        )
         with pytest.raises(KeyboardInterrupt):
             run.resume_run(folder, ["train.epochs=2"], device="cpu")
     assert not (folder / "summary.json").exists()  # the old one would say that the run is whole

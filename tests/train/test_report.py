@@ -8,7 +8,9 @@ from PIL import Image
 
 from torchcaps import explain
 from torchcaps.models import create_model
-from torchcaps.train.reports.classification import write_report
+from torchcaps.train.reports.classification import classification_sections
+from torchcaps.train.reports.page import Report
+from torchcaps.train.reports.report_data import ReportData
 
 HISTORY = [{"epoch": 1, "step": 3, "train_loss": 0.5, "train_accuracy": 0.4, "unknown": {"a": 1}}]
 
@@ -22,7 +24,7 @@ def report(tmp_path, *, model="capsnet_small", n=6, classes=3, wrong=True, targe
         lengths = network(images).lengths
     if targets is None:
         targets = (lengths.argmax(-1) + wrong) % classes
-    path = write_report(
+    page = Report(
         tmp_path / "new" / "report.html",
         title="A <run> & its report",
         summary={
@@ -35,11 +37,9 @@ def report(tmp_path, *, model="capsnet_small", n=6, classes=3, wrong=True, targe
         recipe_text="model:\n  name: <script>alert(1)</script>\n",
         history=HISTORY,
         model=network,
-        test_images=images,
-        test_targets=targets,
-        test_lengths=lengths,
-        class_names=names or [f"<b>class {i}</b>" for i in range(classes)],
     )
+    data = ReportData(images, targets, lengths, names or [f"<b>class {i}</b>" for i in range(classes)], None)
+    path = page.write(classification_sections(network, data))
     assert [file.name for file in path.parent.iterdir()] == ["report.html"]  # no half-written file is left
 
     def size(match: re.Match[str]) -> str:

@@ -27,6 +27,7 @@ from torchcaps.train.failures import enough_memory, lock_folder, saved_state, wr
 from torchcaps.train.loop import Interrupted, finished, train
 from torchcaps.train.nonfinite import ADVICE, Diverged
 from torchcaps.train.recipe import Recipe, load_recipe
+from torchcaps.train.reports.page import Report
 from torchcaps.train.setup import make_state
 from torchcaps.train.state import State, seeded
 from torchcaps.train.tasks import Task
@@ -268,14 +269,9 @@ class _Run:
         save(model, self.folder / "model")
         results = _Results.of(splits, self.recipe, task, model)
         summary = self._summary(splits, state, task, results, calibrated)
-        page: dict[str, Any] = {
-            "title": f"{self.recipe.name} (seed {self.recipe.train.seed})",
-            "summary": summary,
-            "recipe_text": self.recipe.to_yaml(),
-            "history": state.history,
-            "model": model,
-        }
-        report = task.write_report(self.folder, page, *results.shown(splits))
+        title = f"{self.recipe.name} (seed {self.recipe.train.seed})"
+        page = Report(self.folder / "report.html", title, summary, self.recipe.to_yaml(), state.history, model)
+        report = task.write_report(page, *results.shown(splits))
         # The summary comes last: its presence says that the run is complete.
         write_text(self.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
         if results.last:

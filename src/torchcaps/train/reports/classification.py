@@ -2,88 +2,35 @@
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from torchcaps import explain
 from torchcaps.data import Batch
 from torchcaps.errors import UserError
 from torchcaps.explain.familiarity import familiarity_threshold
-from torchcaps.explain.html import code, page, paragraph, picture, section, table
-from torchcaps.io.atomic import write_text
+from torchcaps.explain.html import paragraph, picture, section, table
 from torchcaps.train.reports import placement, rejection
+from torchcaps.train.reports.page import percent
 from torchcaps.train.reports.report_data import ReportData, most_confident
 
 EXAMPLES = 8  # images whose reconstructions are shown, before up to two mistakes
 SWEPT = 2  # images whose capsules are swept
 PAIRS = 500  # images of two classes from which examples are chosen
-SHARES = ("accuracy", "precision", "recall", "dice", "iou", "pixel_error", "similarity")  # given in percent
 CONFUSIONS = 10  # rows of the table that replaces numbers too small to print
 
 
-def write_report(
-    path: str | os.PathLike[str],
-    *,
-    title: str,
-    summary: Mapping[str, Any],
-    recipe_text: str,
-    history: Sequence[Mapping[str, Any]],
-    model: nn.Module,
-    test_images: Tensor,
-    test_targets: Tensor,
-    test_lengths: Tensor,
-    class_names: Sequence[str],
-    labels_each: int | None = None,
-) -> Path:
-    """Write a self-contained page and return its path; where the model has nothing to show, a sentence says why.
-
-    Args:
-        path: of the page.
-        title: of the page.
-        summary: rows of the first table.
-        recipe_text: printed at the end.
-        history: a dict per epoch: epoch, train_loss, val_accuracy, …
-        model: to explain.
-        test_images: (N, C, H, W) in [0, 1].
-        test_targets: (N,) class ids, or (N, J) multi-hot.
-        test_lengths: (N, J) predicted by the model.
-        class_names: J names.
-        labels_each: the number of classes in every image, if known.
-    """
-    images, targets, lengths = (value.detach().cpu() for value in (test_images, test_targets, test_lengths))
-    test = ReportData(images, targets, lengths, [str(name) for name in class_names], labels_each)
-    sections = [section("Test images", paragraph("There are no test images, so there is nothing to show."))]
-    if len(test.images):
-        sections = [
-            section("Per class" if test.several else "Confusion matrix", *_scores(test)),
-            section("Worst mistakes", *_mistakes(test)),
-            *(section(name, *_or_why_not(show, model, test)) for name, show in _explanations(model, test).items()),
-        ]
-    return write_page(path, title, summary, history, sections, recipe_text)
-
-
-def write_page(
-    path: str | os.PathLike[str],
-    title: str,
-    summary: Mapping[str, Any],
-    history: Sequence[Mapping[str, Any]],
-    sections: Sequence[str],
-    recipe_text: str,
-) -> Path:
-    """Write a page with these sections between summary, learning curves and recipe."""
-    rows = [
-        (_words(key), _value(key, value))
-        for key, value in summary.items()
-        if value is not False and value not in (None, {})
+def classification_sections(model: nn.Module, test: ReportData) -> list[str]:
+    """The sections about a classifier and its test images; where it has nothing to show, a sentence says why."""
+    if not len(test.images):
+        return [section("Test images", paragraph("There are no test images, so there is nothing to show."))]
+    return [
+        section("Per class" if test.several else "Confusion matrix", *_scores(test)),
+        section("Worst mistakes", *_mistakes(test)),
+        *(section(name, *_or_why_not(show, model, test)) for name, show in _explanations(model, test).items()),
     ]
-    first = [section("Summary", table(rows)), section("Learning curves", _curves(history))]
-    return write_text(path, page(title, [*first, *sections, section("Recipe", code(recipe_text))]))
 
 
 def _explanations(model: nn.Module, test: ReportData) -> dict[str, Callable[[Any, ReportData], list[str]]]:
@@ -99,15 +46,6 @@ def _explanations(model: nn.Module, test: ReportData) -> dict[str, Callable[[Any
         }
     drawn = _pairs if test.each == 2 else _reconstructions
     return {"Reconstructions": drawn, "Dimension sweeps": _sweeps, "Couplings": _couplings, **rejected}
-
-
-def _curves(history: Sequence[Mapping[str, Any]]) -> str:
-    if not history:
-        return paragraph("No epoch was recorded.")
-    caption = "Training measures are averages over an epoch, in which the weights change."
-    if not any(key.startswith("val_") for entry in history for key in entry):
-        caption += " No validation images were held out."
-    return picture(explain.figure_curves(history), "Loss and other measures by epoch", caption)
 
 
 def _scores(test: ReportData) -> list[str]:
@@ -130,7 +68,7 @@ def _scores(test: ReportData) -> list[str]:
 def _per_class(test: ReportData) -> list[str]:
     precision, recall, support = explain.precision_recall(test.lengths, test.targets, test.each)
     rows = [
-        (name, _percent(float(precision[j])), _percent(float(recall[j])), str(int(support[j])))
+        (name, percent(float(precision[j])), percent(float(recall[j])), str(int(support[j])))
         for j, name in enumerate(test.names)
     ]
     rule = "if its capsule has a length of at least 0.5"
@@ -214,21 +152,3 @@ def _or_why_not(show: Callable[[Any, ReportData], list[str]], model: nn.Module, 
         return show(model, test)
     except UserError as error:
         return [paragraph(f"Not available: {str(error).split(': ', 1)[-1]}.")]
-
-
-def _words(key: str) -> str:
-    known = {"val": "validation", "n": "images"}
-    return " ".join(known.get(word, word) for word in key.split("_")).capitalize().replace(" mib", ", MiB")
-
-
-def _percent(value: float) -> str:
-    return f"{100 * value:.2f} %" if value == value else "–"
-
-
-def _value(key: str, value: Any) -> str:
-    if key == "versions":
-        return ", ".join(f"{name} {version}" for name, version in value.items())
-    if isinstance(value, float) and key.endswith(SHARES):
-        return _percent(value)
-    formats: dict[type, Callable[[Any], str]] = {float: "{:,.4g}".format, int: "{:,}".format, str: str}
-    return formats.get(str if key == "seed" else type(value), partial(json.dumps, default=str))(value)

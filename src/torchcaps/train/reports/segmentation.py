@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
@@ -14,45 +11,28 @@ from torchcaps.data import SegmentationDataset
 from torchcaps.explain.html import paragraph, picture, section, table
 from torchcaps.metrics.segmentation import Scores
 from torchcaps.models import SegmentationModel
-from torchcaps.train.reports.classification import write_page
 
 MAX_EXAMPLES = 6  # images, from the one with the lowest Dice to the one with the highest
 
 
-def write_mask_report(
-    path: str | os.PathLike[str],
-    *,
-    title: str,
-    summary: Mapping[str, Any],
-    recipe_text: str,
-    history: Sequence[Mapping[str, Any]],
-    model: SegmentationModel,
-    segments: SegmentationDataset,
-    found: Sequence[Tensor],
-    scores: Scores | None,
-) -> Path:
-    """Write a self-contained page and return its path.
+def segmentation_sections(
+    model: SegmentationModel, segments: SegmentationDataset, predicted: Sequence[Tensor], scores: Scores | None
+) -> list[str]:
+    """The sections about a segmentation model.
 
     Args:
-        path: of the page.
-        title: of the page.
-        summary: rows of the first table.
-        recipe_text: printed at the end.
-        history: a dict per epoch.
         model: to explain.
         segments: N held-out images with masks.
-        found: N predicted masks (H, W).
+        predicted: N predicted masks (H, W).
         scores: of these masks; None without images.
     """
-    sections = [section("Test images", paragraph("There are no test images, so there is nothing to show."))]
-    if scores is not None:
-        sections = [
-            section("Per class", *_per_class(scores)),
-            section("Masks", *_masks(model, segments, found, scores)),
-            section("Image by image", _per_image(scores)),
-        ]
-    brief = {key: value for key, value in summary.items() if not key.endswith("per_class")}
-    return write_page(path, title, brief, history, sections, recipe_text)
+    if scores is None:
+        return [section("Test images", paragraph("There are no test images, so there is nothing to show."))]
+    return [
+        section("Per class", *_per_class(scores)),
+        section("Masks", *_masks(model, segments, predicted, scores)),
+        section("Image by image", _per_image(scores)),
+    ]
 
 
 def _per_class(scores: Scores) -> list[str]:

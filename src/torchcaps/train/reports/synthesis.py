@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -13,7 +10,6 @@ from torchcaps import explain
 from torchcaps.explain.html import paragraph, picture, section
 from torchcaps.models import SynthesisModel
 from torchcaps.models.synthesis import generate_images
-from torchcaps.train.reports.classification import write_page
 
 if TYPE_CHECKING:
     from torchcaps.train.tasks.synthesis import SynthesisResult
@@ -22,34 +18,14 @@ MAX_EXAMPLES = 6  # label maps
 NOISES = 3  # images drawn of each label map
 
 
-def write_drawing_report(
-    path: str | os.PathLike[str],
-    *,
-    title: str,
-    summary: Mapping[str, Any],
-    recipe_text: str,
-    history: Sequence[Mapping[str, Any]],
-    model: SynthesisModel,
-    drawings: SynthesisResult | None,
-) -> Path:
-    """Write a self-contained page and return its path.
-
-    Args:
-        path: of the page.
-        title: of the page.
-        summary: rows of the first table.
-        recipe_text: printed at the end.
-        history: a dict per epoch.
-        model: to explain.
-        drawings: of held-out label maps; None without any.
-    """
-    sections = [section("Drawn images", paragraph("No pairs were held out, so there is nothing to show."))]
-    if drawings is not None:
-        sections = [
-            section("Drawn images", *_samples(model, drawings)),
-            section("Interpolation", *_interpolation(model, drawings)),
-        ]
-    return write_page(path, title, summary, history, sections, recipe_text)
+def synthesis_sections(model: SynthesisModel, drawings: SynthesisResult | None) -> list[str]:
+    """The sections about a generator and the images that it drew of held-out label maps; None without any."""
+    if drawings is None:
+        return [section("Drawn images", paragraph("No pairs were held out, so there is nothing to show."))]
+    return [
+        section("Drawn images", *_samples(model, drawings)),
+        section("Interpolation", *_interpolation(model, drawings)),
+    ]
 
 
 def _samples(model: SynthesisModel, drawings: SynthesisResult) -> list[str]:

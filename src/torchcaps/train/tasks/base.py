@@ -20,6 +20,7 @@ from torchcaps.train.distributed import Distributed
 from torchcaps.train.nonfinite import NonfiniteGuard
 from torchcaps.train.optim.sam import SAM
 from torchcaps.train.recipe import LossSection, OptimSection, Recipe
+from torchcaps.train.reports.page import Report
 from torchcaps.train.state import State
 from torchcaps.train.totals import Totals
 
@@ -147,12 +148,11 @@ class Task(ABC):
         return {}
 
     @abstractmethod
-    def write_report(self, folder: Path, page: dict[str, Any], part: Any, result: Any) -> Path:
+    def write_report(self, report: Report, part: Any, result: Any) -> Path:
         """Write report.html, and what else a run of this task leaves.
 
         Args:
-            folder: of the run.
-            page: what every report has: title, summary, recipe_text, history, model.
+            report: the page without this task's sections.
             part: the data that was evaluated last; empty if there is none.
             result: its evaluation, or None.
         """

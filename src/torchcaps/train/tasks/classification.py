@@ -21,7 +21,9 @@ from torchcaps.models.registry import accepts_option
 from torchcaps.train.calibrate import calibrate_thickness, none_threshold
 from torchcaps.train.failures import is_out_of_memory
 from torchcaps.train.recipe import AugmentSection, LossSection, Recipe
-from torchcaps.train.reports.classification import write_report
+from torchcaps.train.reports.classification import classification_sections
+from torchcaps.train.reports.page import Report
+from torchcaps.train.reports.report_data import ReportData
 from torchcaps.train.tasks.base import Task
 from torchcaps.train.tasks.test_sets import classification_test_set
 from torchcaps.train.totals import Totals
@@ -204,19 +206,12 @@ class ClassificationTask(Task):
     def origin(self, recipe: Recipe, data: Dataset) -> dict[str, Any]:
         return {"multi_label": data.multi_label, "labels_each": data.labels_each}
 
-    def write_report(
-        self, folder: Path, page: dict[str, Any], part: Dataset, result: ClassificationResult | None
-    ) -> Path:
-        model = page["model"]
-        return write_report(
-            folder / "report.html",
-            **page,
-            test_images=part.images if result is None else model.prepare(part.images).cpu(),
-            test_targets=part.targets,
-            test_lengths=torch.zeros(0, model.num_classes) if result is None else result.lengths,
-            class_names=model.class_names,
-            labels_each=part.labels_each,
-        )
+    def write_report(self, report: Report, part: Dataset, result: ClassificationResult | None) -> Path:
+        model = report.model
+        images = part.images if result is None else model.prepare(part.images).cpu()
+        lengths = torch.zeros(0, model.num_classes) if result is None else result.lengths
+        data = ReportData(images, part.targets, lengths, list(model.class_names), part.labels_each)
+        return report.write(classification_sections(model, data))
 
 
 def moved_views(images: Tensor) -> list[Tensor]:

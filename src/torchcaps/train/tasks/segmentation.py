@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -20,7 +20,8 @@ from torchcaps.models import SegmentationModel, SegmentationOutput
 from torchcaps.models.segmentation import to_mask
 from torchcaps.models.tiles import predict_map
 from torchcaps.train.recipe import LossSection, Recipe
-from torchcaps.train.reports.segmentation import write_mask_report
+from torchcaps.train.reports.page import Report
+from torchcaps.train.reports.segmentation import segmentation_sections
 from torchcaps.train.tasks.base import Task
 from torchcaps.train.tasks.test_sets import segmentation_test_set
 
@@ -143,12 +144,11 @@ class SegmentationTask(Task):
                 figures[f"{short}_per_class"] = scores.per_class()
         return figures
 
-    def write_report(
-        self, folder: Path, page: dict[str, Any], part: SegmentationDataset, result: SegmentationResult | None
-    ) -> Path:
+    def write_report(self, report: Report, part: SegmentationDataset, result: SegmentationResult | None) -> Path:
         """Write report.html, and images.csv with the scores of every image."""
-        scores = None if result is None else score(result.masks, part, page["model"].class_names)
-        if scores is not None:
-            write_text(folder / "images.csv", as_csv(scores))
-        masks = [] if result is None else result.masks
-        return write_mask_report(folder / "report.html", **page, segments=part, found=masks, scores=scores)
+        model = cast(SegmentationModel, report.model)
+        if result is None:
+            return report.write(segmentation_sections(model, part, [], None))
+        scores = score(result.masks, part, model.class_names)
+        write_text(report.path.with_name("images.csv"), as_csv(scores))
+        return report.write(segmentation_sections(model, part, result.masks, scores))

@@ -20,7 +20,8 @@ from torchcaps.models import Discriminator, SynthesisModel
 from torchcaps.models.synthesis import generate_images
 from torchcaps.train.cudagraph import compiled
 from torchcaps.train.recipe import LossSection, Recipe
-from torchcaps.train.reports.synthesis import write_drawing_report
+from torchcaps.train.reports.page import Report
+from torchcaps.train.reports.synthesis import synthesis_sections
 from torchcaps.train.state import State, make_optimizer
 from torchcaps.train.tasks.base import Loss, StepContext, Task
 from torchcaps.train.tasks.segmentation import SegmentationTask
@@ -156,8 +157,8 @@ class SynthesisTask(Task):
             if name in results
         }
 
-    def write_report(self, folder: Path, page: dict[str, Any], part: Any, result: SynthesisResult | None) -> Path:
-        return write_drawing_report(folder / "report.html", **page, drawings=result)
+    def write_report(self, report: Report, part: Any, result: SynthesisResult | None) -> Path:
+        return report.write(synthesis_sections(cast(SynthesisModel, report.model), result))
 
 
 class GANStep:
