@@ -98,7 +98,7 @@ def old_names() -> list[str]:
         for node in ast.walk(tree):
             name = identifier(node)
             defined = isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef)
-            training = name == OLD_OF_TRAINING and "train" in path.parts
+            training = name == OLD_OF_TRAINING and "train" in path.relative_to(SOURCE).parts
             if training or OLD_NAMES.fullmatch(name) or (defined and OLD_DEFINITIONS.fullmatch(name)):
                 found.append(f"{where(path, node)} {name}")
     for path in sorted((SOURCE / "recipes").glob("*.yaml")):
