@@ -33,6 +33,7 @@ check: $(VENV)/.dev docs  ## Format, lint, types, import layers, documentation, 
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python tools/check_house.py
 	$(BIN)/python .ci/audit
 
 docs: $(VENV)/.dev  ## Build the documentation into site/, and fail on every broken link and wrong docstring
