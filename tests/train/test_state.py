@@ -99,9 +99,10 @@ def test_multi_label_cnn_answers_class_by_class():
 
 
 def test_a_model_must_fit_what_is_known_of_the_images():
-    with pytest.raises(UserError, match="segcaps: it learns from images with masks, and these are"):
+    masks, classes = "images with masks", "images with a class each"
+    with pytest.raises(UserError, match=f"segcaps: it learns from {masks}, and these are {classes}"):
         make_model(load_recipe("digits", ["model={name: segcaps}"]), data(16))
-    with pytest.raises(UserError, match="capsnet_small: it learns from images with a class each"):
+    with pytest.raises(UserError, match=f"capsnet_small: it learns from {classes}, and these are {masks}"):
         make_model(load_recipe("digits"), draw_axons(2, 16))
 
 
