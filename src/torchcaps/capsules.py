@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 PRESENT = 0.5  # with several classes in an image, a class counts as found from this length on
 
 
-class Capsules:
+class Capsules(tuple):
     """The capsules of a layer.
+
+    It is an immutable tuple of the tensors that it holds, so that hooks, DDP, FSDP2, `torch.compile`, `torch.export`
+    and `torch.func` find them: `(pose,)` of vector capsules, else `(pose, activation)`. Read them by name.
 
     Args:
         pose: (B, I, K) dense, or (B, T, D, H, W) maps.
@@ -19,31 +23,48 @@ class Capsules:
             length of the pose.
     """
 
-    __slots__ = ("_activation", "pose")
+    __slots__ = ()
 
-    def __init__(self, pose: Tensor, activation: Tensor | None = None):
-        self.pose = pose
-        self._activation = activation
+    def __new__(cls, pose: Tensor, activation: Tensor | None = None) -> Capsules:
+        return tuple.__new__(cls, (pose,) if activation is None else (pose, activation))
+
+    @property
+    def pose(self) -> Tensor:
+        """(B, I, K) or (B, T, D, H, W) the poses."""
+        return self[0]
 
     @property
     def activation(self) -> Tensor:
         """(B, I) or (B, T, H, W) how present each capsule is."""
-        # Computed on first use: dynamic routing does not need the lengths of the children.
-        if self._activation is None:
-            self._activation = length(self.pose, dim=2)
-        return self._activation
+        # Lengths are computed on each request: dynamic routing never asks for those of the children.
+        return self[1] if len(self) > 1 else length(self[0], dim=2)
 
-    def __iter__(self) -> Iterator[Tensor]:
-        yield self.pose
-        yield self.activation
+    def __getnewargs__(self) -> tuple[Tensor, ...]:
+        return tuple(self)
 
     def __repr__(self) -> str:
         return f"Capsules(pose={tuple(self.pose.shape)}, dtype={self.pose.dtype}, device={self.pose.device})"
 
 
-def as_capsules(value: Capsules | Tensor) -> Capsules:
-    """Accept a plain pose tensor wherever capsules are expected."""
-    return value if isinstance(value, Capsules) else Capsules(value)
+def _flatten_with_keys(capsules: Capsules) -> tuple[list[tuple[Any, Tensor]], None]:
+    return [(pytree.GetAttrKey(name), x) for name, x in zip(("pose", "activation"), capsules)], None
+
+
+pytree.register_pytree_node(
+    Capsules,
+    lambda capsules: (list(capsules), None),
+    lambda tensors, _: Capsules(*tensors),
+    serialized_type_name="torchcaps.Capsules",
+    flatten_with_keys_fn=_flatten_with_keys,
+)
+
+
+def as_capsules(value: Capsules | Tensor | tuple[Tensor, Tensor | None]) -> Capsules:
+    """Accept a plain pose tensor, or a pair of pose and activation, wherever capsules are expected."""
+    if isinstance(value, Capsules):
+        return value
+    # Checkpointing with use_reentrant=True turns capsules into a plain tuple.
+    return Capsules(*value) if isinstance(value, tuple) else Capsules(value)
 
 
 def length(pose: Tensor, dim: int = -1) -> Tensor:

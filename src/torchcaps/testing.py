@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from torchcaps.capsules import as_capsules, length
+from torchcaps.capsules import Capsules, as_capsules, length
 from torchcaps.ops import Routed
 
 Routing = Callable[..., Any]
@@ -196,7 +196,8 @@ def _call(routing: Routing, u: Tensor, weight: Tensor | None = None) -> tuple[Te
     result = routing(u) if weight is None else routing(u, weight)
     if isinstance(result, Routed):
         return result.poses, result.couplings
-    poses, couplings = result if isinstance(result, tuple) else (result, None)
+    pair = isinstance(result, tuple) and not isinstance(result, Capsules)
+    poses, couplings = result if pair else (result, None)
     return as_capsules(poses).pose, couplings
 
 
