@@ -5,7 +5,7 @@
 
 Each round runs `torchcaps bench` (routing by every backend, the whole step) and `torchcaps bench --routing all
 --epochs 0` (every kind of routing) once with each version. For every time in the rows, the script prints the median of
-each version and their ratio. The exit code is 1 if a ratio exceeds --bound.
+each version and their ratio, after each round. The exit code is 1 if a ratio exceeds --bound.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ def measure(source: Path, device: str, options: list[str]) -> dict[Key, float]:
     with tempfile.TemporaryDirectory() as folder:
         table = Path(folder) / "rows.csv"
         command = [sys.executable, "-m", "torchcaps", "bench", "--device", device, *options, "--out", str(table)]
-        environment = {**os.environ, "PYTHONPATH": str(source.resolve())}
+        paths = os.pathsep.join(filter(None, (str(source.resolve()), os.environ.get("PYTHONPATH"))))
+        environment = {**os.environ, "PYTHONPATH": paths}
         subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
         with table.open(encoding="utf-8") as file:
             rows = list(csv.DictReader(file))
@@ -54,19 +55,27 @@ def main() -> None:
     parser.add_argument("--bound", type=float, default=1.02, help="largest ratio of new to old")
     args = parser.parse_args()
     times: dict[Key, dict[Path, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for _ in range(args.rounds):
+    slower = 0
+    for number in range(args.rounds):
         for options in BENCHES:
-            for source in (args.old, args.new):
+            for source in (args.old, args.new) if number % 2 == 0 else (args.new, args.old):
                 for key, value in measure(source, args.device, options).items():
                     times[key][source].append(value)
+        print(f"after {number + 1} of {args.rounds} rounds")
+        slower = report(times, args.old, args.new, args.bound)
+    sys.exit(bool(slower))
+
+
+def report(times: dict[Key, dict[Path, list[float]]], old: Path, new: Path, bound: float) -> int:
+    """Print the medians and ratios of all rows that both versions have; return the number of ratios above `bound`."""
     slower = 0
     for key, by_source in times.items():
         if len(by_source) == 2:
-            old, new = (statistics.median(by_source[source]) for source in (args.old, args.new))
-            slower += new > args.bound * old
-            print(f"{new / old:7.3f}  {old:10.4f} → {new:10.4f} ms  {' '.join(key)}")
-    print(f"{slower} of {len(times)} times are more than {args.bound} times the old one")
-    sys.exit(bool(slower))
+            before, after = (statistics.median(by_source[source]) for source in (old, new))
+            slower += after > bound * before
+            print(f"{after / before:7.3f}  {before:10.4f} → {after:10.4f} ms  {' '.join(key)}")
+    print(f"{slower} of {len(times)} times are more than {bound} times the old one", flush=True)
+    return slower
 
 
 if __name__ == "__main__":
