@@ -179,7 +179,10 @@ def run_jobs(
     at_once = side_by_side or (SIDE_BY_SIDE if cuda else 1)
     jobs = [job for job in jobs if not job.done]
     waiting, running, failed = list(jobs), dict[Path, tuple[Job, subprocess.Popen[bytes]]](), list[Job]()
-    with _stopped_by_sigterm(), _shared_gpu(cuda and min(at_once, len(jobs)) > 1) as environment:
+    at_once = min(at_once, len(jobs))
+    with _stopped_by_sigterm(), _shared_gpu(cuda and at_once > 1) as environment:
+        if at_once > 1:  # else each run starts as many threads as there are cores
+            environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // at_once)))
         try:
             while waiting or running:
                 while waiting and len(running) < at_once:
