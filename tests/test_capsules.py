@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -112,3 +113,8 @@ def test_backward_hooks_see_the_gradients_of_both():
 def test_a_plain_pair_becomes_capsules():
     assert torch.equal(as_capsules((POSE, GIVEN)).activation, GIVEN)
     assert torch.equal(as_capsules((POSE,)).activation, length(POSE))
+
+
+def test_an_array_is_refused_with_the_fix():
+    with pytest.raises(TypeError, match="got ndarray; convert arrays with torch.as_tensor"):
+        as_capsules(np.zeros((2, 3, 4)))

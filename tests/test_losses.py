@@ -19,8 +19,20 @@ from torchcaps.losses import (
     masked_reconstruction_loss,
     multi_hot,
     reconstruction_loss,
+    spread_loss,
 )
 
+WRONG_IDS = [
+    pytest.param(
+        torch.tensor([0, 3]), ValueError, r"must be in 0…2 for 3 classes, got 3; number the classes", id="3 of 3"
+    ),
+    pytest.param(torch.tensor([-1, 0]), ValueError, r"must be in 0…2 for 3 classes, got -1; number", id="negative"),
+    pytest.param(
+        torch.tensor([0.0, 1.0]), ValueError, r"must be integers, got torch.float32; use targets", id="floats"
+    ),
+    pytest.param(torch.tensor([0]), ValueError, "2 examples, but 1 targets", id="too few"),
+    pytest.param([0, 1], TypeError, r"must be a tensor, got list; use torch.as_tensor", id="a list"),
+]
 LENGTHS = torch.tensor([[0.8, 0.3, 0.05], [0.2, 0.95, 1.0]], dtype=torch.float64)
 
 
@@ -63,6 +75,32 @@ def test_combine_weighs_terms_and_examples():
     assert combine(terms, {"margin": 1.0, "reconstruction": 0.1}).item() == pytest.approx(4.0)
     assert combine(terms, {"margin": 2.0, "unused": 0.0}).item() == pytest.approx(4.0)
     assert combine(terms, {"margin": 1.0}, torch.tensor([3.0, 1.0])).item() == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize("loss", [margin_loss, spread_loss, cross_entropy])
+@pytest.mark.parametrize(("ids", "error", "message"), WRONG_IDS)
+def test_wrong_ids_are_named_with_the_fix(loss, ids, error, message):
+    with pytest.raises(error, match=message):
+        loss(LENGTHS, ids)
+
+
+@pytest.mark.parametrize("loss", [margin_loss, spread_loss, cross_entropy])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32])
+def test_ids_of_any_integer_type(loss, dtype):
+    ids = torch.tensor([2, 0])
+    assert torch.equal(loss(LENGTHS, ids.to(dtype)), loss(LENGTHS, ids))
+
+
+@pytest.mark.parametrize("loss", [margin_loss, spread_loss, cross_entropy])
+def test_the_checks_of_ids_compile_without_a_break(loss):
+    ids = torch.tensor([2, 0])
+    compiled = torch.compile(loss, fullgraph=True, backend="eager")
+    assert torch.equal(compiled(LENGTHS, ids), loss(LENGTHS, ids))
+
+
+def test_combine_names_a_missing_term():
+    with pytest.raises(ValueError, match="the loss 'reconstruction' has a weight, but the terms are margin"):
+        combine({"margin": torch.ones(2)}, {"margin": 1.0, "reconstruction": 0.1})
 
 
 def test_combine_refuses_to_minimise_nothing():

@@ -63,8 +63,13 @@ def as_capsules(value: Capsules | Tensor | tuple[Tensor, Tensor | None]) -> Caps
     """Accept a plain pose tensor, or a pair of pose and activation, wherever capsules are expected."""
     if isinstance(value, Capsules):
         return value
-    # Checkpointing with use_reentrant=True turns capsules into a plain tuple.
-    return Capsules(*value) if isinstance(value, tuple) else Capsules(value)
+    if isinstance(value, tuple):  # checkpointing with use_reentrant=True turns capsules into a plain one
+        return Capsules(*value)
+    if not isinstance(value, Tensor):
+        raise TypeError(
+            f"expected Capsules or a tensor of poses, got {type(value).__name__}; convert arrays with torch.as_tensor"
+        )
+    return Capsules(value)
 
 
 def length(pose: Tensor, dim: int = -1) -> Tensor:

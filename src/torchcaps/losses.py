@@ -46,9 +46,13 @@ def spread_loss(activations: Tensor, targets: Tensor, margin: float | Tensor = 0
         (B,).
     """
     check_batch("spread_loss", activations, targets)
-    right = activations.gather(1, targets[:, None])
+    try:
+        right = activations.gather(1, targets[:, None].long())
+    except RuntimeError:
+        _check_ids("spread_loss", targets, activations.shape[-1])
+        raise
     short = functional.relu(margin - (right - activations)).square()
-    return short.sum(-1) - short.gather(1, targets[:, None])[:, 0]
+    return short.sum(-1) - short.gather(1, targets[:, None].long())[:, 0]
 
 
 def reconstruction_loss(reconstruction: Tensor, images: Tensor) -> Tensor:
@@ -76,8 +80,13 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     Returns:
         (B,).
     """
+    check_batch("cross_entropy", logits, targets)
     if targets.ndim == 1:
-        return functional.cross_entropy(logits, targets, reduction="none")
+        try:
+            return functional.cross_entropy(logits, targets.long(), reduction="none")
+        except (RuntimeError, IndexError):
+            _check_ids("cross_entropy", targets, logits.shape[-1])
+            raise
     return functional.binary_cross_entropy_with_logits(logits, targets.to(logits.dtype), reduction="none").sum(-1)
 
 
@@ -92,6 +101,12 @@ def combine(terms: dict[str, Tensor], weights: dict[str, float], example_weights
     Returns:
         ().
     """
+    missing = [name for name, weight in weights.items() if weight and name not in terms]
+    if missing:
+        raise ValueError(
+            f"the loss {missing[0]!r} has a weight, but the terms are {', '.join(terms)}; set its weight to 0, or "
+            "use a model that computes what it needs"
+        )
     total = sum(weight * terms[name] for name, weight in weights.items() if weight)
     if not isinstance(total, Tensor):
         raise ValueError(f"every loss weight is zero: {weights}")
@@ -99,19 +114,46 @@ def combine(terms: dict[str, Tensor], weights: dict[str, float], example_weights
 
 
 def check_batch(name: str, values: Tensor, targets: Tensor) -> None:
-    """Raise ValueError unless values (B, ...) and targets (B, ...) have the same number of examples."""
+    """Raise an error unless values (B, ...) and targets (B, ...) have the same number of examples.
+
+    Targets of shape (B,) are class ids, so they must not be floating-point numbers.
+    """
+    if not isinstance(targets, Tensor):
+        raise TypeError(f"{name}: targets must be a tensor, got {type(targets).__name__}; use torch.as_tensor(targets)")
     # Sizes, not len(), which torch.export takes for constants.
     if values.shape[0] != targets.shape[0]:  # a single target would be broadcast to all examples
         raise ValueError(f"{name}: {len(values)} examples, but {len(targets)} targets")
+    if targets.ndim == 1 and targets.is_floating_point():
+        raise ValueError(
+            f"{name}: class ids must be integers, got {targets.dtype}; use targets.long(), or give multi-hot targets "
+            "of shape (B, J)"
+        )
 
 
 def multi_hot(targets: Tensor, classes: int) -> Tensor:
     """Convert (B,) class ids, or (B, J) multi-hot, to (B, J) multi-hot, float."""
     if targets.ndim == 1:
-        return functional.one_hot(targets.long(), classes).to(torch.get_default_dtype())
+        try:
+            return functional.one_hot(targets.long(), classes).to(torch.get_default_dtype())
+        except RuntimeError:
+            _check_ids("multi_hot", targets, classes)
+            raise
     if targets.shape[-1] != classes:
         raise ValueError(f"targets are for {targets.shape[-1]} classes, the model has {classes}")
     return targets
+
+
+def _check_ids(name: str, targets: Tensor, classes: int) -> None:
+    """Raise a ValueError that names a class id out of range, if there is one.
+
+    Called after PyTorch has refused the ids: a check of its own before each loss would wait for a GPU.
+    """
+    outside = targets[(targets < 0) | (targets >= classes)]
+    if outside.numel():
+        raise ValueError(
+            f"{name}: class ids must be in 0…{classes - 1} for {classes} classes, got {int(outside[0])}; number the "
+            "classes from 0, or make the model with more classes (num_classes)"
+        )
 
 
 def mask_cross_entropy(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -105,10 +106,16 @@ def test_options_reach_the_layers():
     ("options", "message"),
     [
         ({"image_shape": (1, 8, 20)}, "images of 8×20 are too small.*at least 9×9.*data.image_size"),
-        ({"image_shape": (1, 28)}, r"image_shape must be \(channels, height, width\), got \(1, 28\)"),
-        ({"num_classes": 0}, "num_classes must be at least 1, got 0"),
+        ({"image_shape": (1, 28)}, r"such as \(1, 28, 28\), got \(1, 28\)"),
+        ({"image_shape": 28}, r"must be \(channels, height, width\), such as \(1, 28, 28\), got 28"),
+        ({"image_shape": (1, 28.5, 28)}, r"such as \(1, 28, 28\), got \(1, 28.5, 28\)"),
+        ({"image_shape": (28, 28, 1)}, r"would be 28 channels of 28×1 pixels; .* give \(1, 28, 28\)"),
+        ({"num_classes": 0}, "num_classes must be a whole number of at least 1, got 0"),
+        ({"num_classes": 2.5}, "num_classes must be a whole number of at least 1, got 2.5"),
+        ({"num_classes": "ten"}, "num_classes must be a whole number of at least 1, got 'ten'"),
         ({"class_names": ["a"]}, "1 class names were given for 10 classes"),
         ({"mean": [0.5, 0.5]}, "mean must have one value for each of 1 channels"),
+        ({"std": 0.5}, "std must have one value for each of 1 channels, got 0.5"),
         ({"variant": "keras"}, "variant must be 'paper' or 'authors', got 'keras'"),
         ({"decoder": "big"}, "decoder must be 'auto', 'dense', 'conv' or 'none', got 'big'"),
         ({"iteration": 3}, "model capsnet_small: got an unexpected keyword argument 'iteration'"),
@@ -125,3 +132,27 @@ def test_wrong_options_are_named(options, message):
 def test_wrong_images_are_named(small, shape):
     with pytest.raises(ValueError, match=r"CapsNet: expected images of shape \(B, 1, 14, 14\), got"):
         small(torch.rand(shape))
+
+
+@pytest.mark.parametrize(
+    ("images", "error", "message"),
+    [
+        (np.zeros((2, 1, 14, 14)), TypeError, r"expected a tensor of images, got ndarray; use model.prepare\("),
+        (
+            torch.zeros(2, 1, 14, 14, dtype=torch.uint8),
+            TypeError,
+            r"floats in \[0, 1\], got torch.uint8; use .*prepare",
+        ),
+        (torch.rand(1, 14, 14), ValueError, r"a batch has one more axis: use images\[None\]"),
+        (torch.rand(2, 14, 14, 1), ValueError, r"the channels come first: use images.permute\(0, 3, 1, 2\)"),
+    ],
+    ids=["an array", "bytes", "one image", "channels last"],
+)
+def test_wrong_images_are_named_with_the_fix(small, images, error, message):
+    with pytest.raises(error, match=message):
+        small(images)
+
+
+def test_an_array_is_prepared_only_as_a_tensor(small):
+    with pytest.raises(TypeError, match=r"prepare: expected a tensor of images, got ndarray"):
+        small.prepare(np.zeros((2, 1, 14, 14)))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -132,19 +133,19 @@ class ImageModel(
     ):
         super().__init__()
         name = type(self).__name__
-        if len(image_shape) != 3 or min(image_shape) < 1:
-            raise UserError(f"{name}: image_shape must be (channels, height, width), got {tuple(image_shape)}")
-        if num_classes < 1:
-            raise UserError(f"{name}: num_classes must be at least 1, got {num_classes}")
-        self.image_shape: tuple[int, int, int] = tuple(image_shape)  # type: ignore[assignment]
-        self.num_classes = num_classes
-        self.class_names = tuple(class_names or (str(index) for index in range(num_classes)))
-        if len(self.class_names) != num_classes:
-            raise UserError(f"{name}: {len(self.class_names)} class names were given for {num_classes} classes")
+        self.image_shape = _checked_shape(name, image_shape)
+        self.num_classes = _whole(num_classes)
+        if self.num_classes < 1:
+            raise UserError(f"{name}: num_classes must be a whole number of at least 1, got {num_classes!r}")
+        self.class_names = tuple(class_names or (str(index) for index in range(self.num_classes)))
+        if len(self.class_names) != self.num_classes:
+            raise UserError(f"{name}: {len(self.class_names)} class names were given for {self.num_classes} classes")
         self.resize_to = tuple(resize_to) if resize_to else self.image_shape[1:]
         for label, values in (("mean", mean), ("std", std)):
-            if values is not None and len(values) != self.image_shape[0]:
-                raise UserError(f"{name}: {label} must have one value for each of {self.image_shape[0]} channels")
+            if values is not None and (not hasattr(values, "__len__") or len(values) != self.image_shape[0]):
+                raise UserError(
+                    f"{name}: {label} must have one value for each of {self.image_shape[0]} channels, got {values}"
+                )
         self.trained_by: dict[str, Any] = {}  # recipe name, seed and data of the run that trained it
         self.none_below: float | None = None  # familiarity below which the answer is "none of these"; set by training
         self.register_buffer("mean", _per_channel(mean), persistent=False)
@@ -160,12 +161,18 @@ class ImageModel(
         return self._scaled(images)
 
     def check_images(self, images: Tensor) -> None:
-        """Raise a ValueError unless `images` is (B, C, H, W) with the model's C, H and W."""
+        """Raise an error unless `images` is a floating-point tensor (B, C, H, W) with the model's C, H and W."""
+        name, (C, H, W) = type(self).__name__, self.image_shape
+        _check_tensor(name, images)
         if images.ndim != 4 or images.shape[1:] != self.image_shape:
-            raise ValueError(
-                f"{type(self).__name__}: expected images of shape (B, {', '.join(map(str, self.image_shape))}), "
-                f"got {tuple(images.shape)}"
-            )
+            hint = ""
+            if images.shape == self.image_shape:
+                hint = "; a batch has one more axis: use images[None]"
+            elif images.ndim == 4 and images.shape[1:] == (H, W, C):
+                hint = "; the channels come first: use images.permute(0, 3, 1, 2)"
+            raise ValueError(f"{name}: expected images of shape (B, {C}, {H}, {W}), got {tuple(images.shape)}{hint}")
+        if not images.is_floating_point():
+            raise TypeError(f"{name}: expected floats in [0, 1], got {images.dtype}; use model.prepare(images)")
 
     def _scaled(self, images: Tensor) -> Tensor:
         if self.mean is not None:
@@ -182,6 +189,7 @@ class ImageModel(
             (B, C, H, W) float32 in [0, 1], on the model's device.
         """
         channels, H, W = self.image_shape
+        _check_tensor(f"{type(self).__name__}.prepare", images)
         if images.ndim != 4 or images.shape[1] != channels or images.shape[2] < H or images.shape[3] < W:
             raise ValueError(
                 f"{type(self).__name__}.prepare: images of shape {tuple(images.shape)} are smaller than "
@@ -304,6 +312,37 @@ def constant_device() -> torch.device:
     """
     default = torch.get_default_device()
     return torch.device("cpu") if default.type == "meta" else default
+
+
+def _check_tensor(name: str, images: Any) -> None:
+    if not isinstance(images, Tensor):
+        raise TypeError(
+            f"{name}: expected a tensor of images, got {type(images).__name__}; use "
+            "model.prepare(torch.as_tensor(images)) with images (B, C, H, W)"
+        )
+
+
+def _checked_shape(name: str, image_shape: Any) -> tuple[int, int, int]:
+    """(C, H, W) as integers; raise a UserError for anything else."""
+    shape = tuple(image_shape) if isinstance(image_shape, Iterable) else (image_shape,)
+    if len(shape) != 3 or min(map(_whole, shape)) < 1:
+        shown = image_shape if len(shape) == 1 else shape
+        raise UserError(f"{name}: image_shape must be (channels, height, width), such as (1, 28, 28), got {shown}")
+    C, H, W = (_whole(side) for side in shape)
+    if W in (1, 3) and C > 4 and H > 4:
+        raise UserError(
+            f"{name}: image_shape must be (channels, height, width), and {shape} would be {C} channels of {H}×{W} "
+            f"pixels; for images of {C}×{H} give ({W}, {C}, {H})"
+        )
+    return C, H, W
+
+
+def _whole(value: Any) -> int:
+    """The value as an integer; 0 for what is none, such as 2.5 or a string."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        return 0
 
 
 def _per_channel(values: Sequence[float] | None) -> Tensor | None:
