@@ -25,7 +25,7 @@ from torchcaps.train.environment import machine
 from torchcaps.train.recipe import load_recipe
 from torchcaps.train.run import start_run
 
-RESULTS = Path(__file__).parent / "results" / "house.csv"
+RESULTS = Path(__file__).parent / "results" / "cpu_default.csv"
 CPU = torch.device("cpu")
 
 

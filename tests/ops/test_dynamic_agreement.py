@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from torchcaps.ops import dynamic_routing
-from torchcaps.ops.dynamic import chunked
+from torchcaps.ops.dynamic import by_votes, chunked
 
 K, D = 3, 5
 
@@ -15,6 +15,8 @@ K, D = 3, 5
 @pytest.fixture(autouse=True)
 def _many_chunks_and_no_unwritten_output(monkeypatch):
     monkeypatch.setitem(chunked.SCRATCH, "cpu", 1)  # the smallest chunks there are: 16 children
+    monkeypatch.setattr(by_votes, "CHUNK", 1)
+    monkeypatch.setattr(by_votes, "MAX_VOTES", 0)  # by votes only if B ≤ K
     torch.use_deterministic_algorithms(True)  # fills torch.empty with NaN
     yield
     torch.use_deterministic_algorithms(False)
@@ -57,6 +59,33 @@ def assert_agree(inputs, iterations, leaky, through="both"):
 def test_agrees_with_reference(B, I, J, iterations, bias, leaky):
     assert B != 70 or B > chunked.BLOCK
     assert_agree(make(B, I, J, bias=bias), iterations, leaky)
+
+
+@pytest.mark.parametrize("limit", ["MAX_VOTES", "CHUNK", "CACHED", "SMALL_PRODUCT"])
+@pytest.mark.parametrize("B", [1, 2, 5])
+def test_agrees_on_both_sides_of_each_limit_of_small_batches(monkeypatch, limit, B):
+    monkeypatch.setattr(by_votes, "MAX_VOTES", 2**17)
+    for value in (0, 2**30):
+        monkeypatch.setattr(by_votes, limit, value)
+        assert_agree(make(B, 40, 4), 3, True)
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-30, 1e30], ids=["zero", "tiny", "huge"])
+def test_agrees_for_any_length(scale):
+    inputs = make(2, 7, 4)
+    with torch.no_grad():
+        inputs[0] *= scale
+        inputs[2] *= 0
+    # Lengths of a huge sum differ by one rounding, which the logits multiply by 1e30: one iteration has no logits.
+    assert_agree(inputs, 1 if scale > 1 else 3, False)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e18], ids=["tiny", "huge"])
+def test_a_small_batch_squashes_any_length_in_float32(scale):
+    u, weight = (x.detach().float() for x in make(2, 7, 4, bias=False))
+    got = paths.chunked.dynamic_routing(scale * u, weight, 1, None, False)[0]
+    assert got.isfinite().all()
+    torch.testing.assert_close(got.norm(dim=-1), torch.full((2, 4), float(scale > 1)))
 
 
 @pytest.mark.parametrize("through", ["poses", "couplings"])

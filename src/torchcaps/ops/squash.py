@@ -7,7 +7,7 @@ from torch import Tensor
 
 # Lengths are taken of x/256: the sum of up to 65,536 squares then never overflows where one square does not.
 # A vector that underflows instead is so short that its squash rounds to zero anyway.
-_RANGE = 256.0
+RANGE = 256.0
 
 
 def squash(x: Tensor, dim: int = -1) -> Tensor:
@@ -48,7 +48,7 @@ def no_autocast(x: Tensor) -> torch.autocast:
 
 def _sine_cosine(x: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:
     """|x|, 1/√(1+|x|²) and |x|/√(1+|x|²), with D kept as 1: no square of |x| is ever formed."""
-    norm = _norm(x / _RANGE, dim) * _RANGE
+    norm = _norm(x / RANGE, dim) * RANGE
     hypotenuse = torch.hypot(norm, norm.new_ones(()))
     return norm, 1 / hypotenuse, norm / hypotenuse
 

@@ -19,6 +19,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from torchcaps.ops.dynamic import by_votes
+from torchcaps.ops.dynamic.by_votes import couple
 from torchcaps.ops.squash import squash, squash_backward
 
 BLOCK = 64  # examples routed together
@@ -30,10 +32,9 @@ def forward(
     u_BIK: Tensor, weight_IJDK: Tensor, bias_JD: Tensor, iterations: int, leaky: bool, couplings: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Poses (B, J, D), couplings of the last iteration (B, I, J); for the backward, each iteration's s (R, J, B, D)."""
-    B, I, K = u_BIK.shape
-    J, D = bias_JD.shape
-    if B <= K:
-        return _forward_by_votes(u_BIK, weight_IJDK, bias_JD, iterations, leaky, couplings)
+    if by_votes.serves(u_BIK, weight_IJDK):
+        return by_votes.forward(u_BIK, weight_IJDK, bias_JD, iterations, leaky, couplings)
+    (B, I, _), (J, D) = u_BIK.shape, bias_JD.shape
     chunks = _chunks(u_BIK, J, BLOCK)
     weights_JDX = [_lay_out(weight_IJDK[chunk]) for chunk in chunks]
     poses_BJD = u_BIK.new_empty(B, J, D)
@@ -52,33 +53,13 @@ def forward(
                 agreed_JBD = squash(s_JBD)
                 continue
             for chunk, u_BKI, w_JDX in zip(chunks, children_BKI, weights_JDX):
-                c_JBI = _couple(_dot(_project(agreed_JBD, w_JDX, scratch), u_BKI), leaky)
+                c_JBI = couple(_dot(_project(agreed_JBD, w_JDX, scratch), u_BKI), leaky)
                 _gather(c_JBI, u_BKI, w_JDX, s_JBD, scratch)
                 if couplings and t == iterations - 1:
                     couplings_BIJ[block, chunk] = c_JBI.permute(1, 2, 0)
             agreed_JBD += squash(s_JBD)
         poses_BJD[block] = squash(sums_RJBD[-1, :, block]).transpose(0, 1)
     return poses_BJD, couplings_BIJ, sums_RJBD
-
-
-def _forward_by_votes(
-    u_BIK: Tensor, weight_IJDK: Tensor, bias_JD: Tensor, iterations: int, leaky: bool, couplings: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The same for a small batch: with B ≤ K votes are no larger than W, and rearranging W costs more."""
-    I, J, D, K = weight_IJDK.shape
-    votes_IBX = torch.bmm(u_BIK.transpose(0, 1), weight_IJDK.reshape(I, J * D, K).transpose(1, 2))
-    votes_IBJD = votes_IBX.view(I, -1, J, D)
-    sums_RBJD = votes_IBX.new_empty(iterations, len(u_BIK), J, D)
-    torch.add(bias_JD, votes_IBJD.sum(0), alpha=1 / (J + leaky), out=sums_RBJD[0])
-    poses_BJD = agreed_BJD = squash(sums_RBJD[0])
-    c_IBJ = votes_IBX.new_full((I, len(u_BIK), J), 1 / (J + leaky)) if couplings else votes_IBX
-    for t in range(1, iterations):
-        c_IBJ = _couple((votes_IBJD * agreed_BJD).sum(-1).movedim(-1, 0), leaky).movedim(0, -1)
-        torch.add((votes_IBJD * c_IBJ[..., None]).sum(0), bias_JD, out=sums_RBJD[t])
-        poses_BJD = squash(sums_RBJD[t])
-        agreed_BJD = agreed_BJD + poses_BJD
-    couplings_BIJ = c_IBJ.transpose(0, 1).contiguous() if couplings else votes_IBX.new_empty(0)
-    return poses_BJD, couplings_BIJ, sums_RBJD.transpose(1, 2).contiguous()
 
 
 def backward(
@@ -96,6 +77,8 @@ def backward(
     contracts them with u and W at once, and adds up what the next pass needs for its ds. The first iteration is two
     plain products.
     """
+    if by_votes.serves(u_BIK, weight_IJDK):
+        return by_votes.backward(grad_BJD, grad_couplings_BIJ, u_BIK, weight_IJDK, sums_RJBD, leaky)
     R, J, _, D = sums_RJBD.shape
     B, _, K = u_BIK.shape
     uniform = 1 / (J + leaky)
@@ -156,17 +139,9 @@ def _dot(wide_JBX: Tensor, u_BKI: Tensor) -> Tensor:
     return agreement
 
 
-def _couple(logits_JBI: Tensor, leaky: bool) -> Tensor:
-    """Softmax over parents, J; leaky: with one more logit, zero, that is dropped afterwards."""
-    if not leaky:
-        return logits_JBI.softmax(0)
-    orphans = logits_JBI.new_zeros(1, *logits_JBI.shape[1:])
-    return torch.cat([logits_JBI, orphans]).softmax(0)[:-1]
-
-
 def _couple_backward(dots: Tensor, leaky: bool) -> tuple[Tensor, Tensor]:
     """From û·V and û·ds (J, 2, B, I): the couplings again, and the gradient of the logits."""
-    c_JBI = _couple(dots[:, 0], leaky)
+    c_JBI = couple(dots[:, 0], leaky)
     weighted = c_JBI * dots[:, 1]
     return c_JBI, weighted.addcmul_(c_JBI, weighted.sum(0), value=-1)
 
