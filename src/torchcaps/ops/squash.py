@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from torchcaps.ops.dispatch import exporting
+
 # Lengths are taken of x/256: the sum of up to 65,536 squares then never overflows where one square does not.
 # A vector that underflows instead is so short that its squash rounds to zero anyway.
 _RANGE = 256.0
@@ -49,8 +51,14 @@ def no_autocast(x: Tensor) -> torch.autocast:
 def _sine_cosine(x: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:
     """|x|, 1/√(1+|x|²) and |x|/√(1+|x|²), with D kept as 1: no square of |x| is ever formed."""
     norm = _norm(x / _RANGE, dim) * _RANGE
-    hypotenuse = torch.hypot(norm, norm.new_ones(()))
+    hypotenuse = _hypotenuse(norm) if exporting() else torch.hypot(norm, norm.new_ones(()))
     return norm, 1 / hypotenuse, norm / hypotenuse
+
+
+def _hypotenuse(norm: Tensor) -> Tensor:
+    """√(1+|x|²) for ONNX, which has no hypot; it may differ from that in the last digit."""
+    large = norm.clamp_min(1)
+    return large * (1 + (norm.clamp_max(1) / large).square()).sqrt()
 
 
 def _norm(x: Tensor, dim: int) -> Tensor:

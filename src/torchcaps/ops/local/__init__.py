@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.ops.dispatch import choose
-from torchcaps.ops.local import operators, reference
+from torchcaps.ops.local import operators
 from torchcaps.ops.local.reference import Window
 from torchcaps.ops.result import Routed
 from torchcaps.ops.squash import at_least_float32, no_autocast
@@ -53,13 +53,9 @@ def local_routing(
     wide = at_least_float32(bias.to(torch.promote_types(dtype, bias.dtype)))
     with no_autocast(pose):
         backend = choose("local routing", pose, wide)
-        if backend == "reference":
-            votes = at_least_float32(reference.votes_of(pose, weight, bias.shape, window))
-            poses, couplings = reference.route_votes(votes, iterations, wide)
-        else:
-            numbers = [int(each) for each in window]
-            inputs = pose, weight, wide, numbers, iterations, return_couplings, backend == "fused"
-            poses, couplings = operators.forward(*inputs)
+        route = operators.route.reference if backend == "reference" else operators.route
+        numbers = [int(each) for each in window]
+        poses, couplings = route(pose, weight, wide, numbers, iterations, return_couplings, backend == "fused")
     return Routed(poses.to(dtype), None, couplings if return_couplings else None)
 
 
