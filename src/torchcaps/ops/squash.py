@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.amp import is_autocast_available
 
 from torchcaps.ops.dispatch import exporting
 
@@ -43,9 +47,18 @@ def at_least_float32(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def no_autocast(x: Tensor) -> torch.autocast:
+def no_autocast(x: Tensor) -> AbstractContextManager[Any]:
     """Disable autocast inside the block: products keep the precision of their factors."""
-    return torch.autocast(x.device.type, enabled=False)
+    kind = x.device.type
+    return torch.autocast(kind, enabled=False) if is_autocast_available(kind) else nullcontext()
+
+
+def autocast_dtype(x: Tensor) -> torch.dtype | None:
+    """Return the type that autocast chooses for products on the device of x, or None where it is not enabled."""
+    kind = x.device.type
+    if not is_autocast_available(kind) or not torch.is_autocast_enabled(kind):  # tensors on "meta" have none
+        return None
+    return torch.get_autocast_dtype(kind)
 
 
 def _sine_cosine(x: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:
