@@ -78,3 +78,19 @@ def by_parameters(module: nn.Module):
 def close(got, expected, **options) -> None:
     for one, other in zip(got, expected, strict=True):
         torch.testing.assert_close(one, other, **options)
+
+
+class Together(nn.Module):
+    """Every case in one module, so that one compilation serves all."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleDict({f"of_{name}": Numbers(make(name)[0]) for name in CASES})
+
+    def forward(self, *inputs: Tensor) -> list[tuple[Tensor, Tensor]]:
+        return [layer(x) for layer, x in zip(self.layers.values(), inputs, strict=True)]
+
+    @staticmethod
+    def inputs(batch: int) -> list[Tensor]:
+        """Random, with one for each case."""
+        return [torch.randn(batch, *shape) for _, shape in CASES.values()]
