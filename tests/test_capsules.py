@@ -82,6 +82,14 @@ def test_a_tree_map_reaches_the_stored_tensors_only(capsules):
 
 
 @both
+@pytest.mark.parametrize("given", [list, tuple, iter])
+def test_is_rebuilt_from_what_it_holds_as_other_tuples_are(capsules, given):
+    other = type(capsules)(given(capsules))
+    assert isinstance(other, Capsules)
+    assert all(one is same for one, same in zip(other, capsules, strict=True))
+
+
+@both
 @pytest.mark.parametrize(
     "copied", [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))], ids=["copy", "deepcopy", "pickle"]
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -26,6 +27,8 @@ class Capsules(tuple):
     __slots__ = ()
 
     def __new__(cls, pose: Tensor, activation: Tensor | None = None) -> Capsules:
+        if isinstance(pose, (list, tuple, Iterator)):  # FSDP2 and others rebuild tuples from a list of what they hold
+            return tuple.__new__(cls, pose)
         return tuple.__new__(cls, (pose,) if activation is None else (pose, activation))
 
     @property

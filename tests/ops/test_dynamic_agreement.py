@@ -161,3 +161,19 @@ def test_vectorised_without_gradients():
     with torch.no_grad():
         together = torch.vmap(lambda x: dynamic_routing(x, weight).poses)(u)
         torch.testing.assert_close(together, torch.stack([dynamic_routing(x, weight).poses for x in u]))
+
+
+@pytest.mark.parametrize("wanted", [(0,), (1,), (2,), (0, 2)], ids=str)
+@pytest.mark.parametrize("B", [2, 5], ids=["by votes", "by products"])
+def test_computes_only_the_gradients_that_are_needed(B, wanted):
+    inputs = make(B, 40, 4)
+    some = [x.detach().requires_grad_(n in wanted) for n, x in enumerate(inputs)]
+    poses, couplings = paths.chunked.dynamic_routing(some[0], some[1], 3, some[2], True)
+    sums = poses.grad_fn.saved_tensors[-1]
+    needs = [n in wanted for n in range(3)]
+    grads = torch.randn_like(poses), None, *(x.detach() for x in inputs[:2]), sums.detach(), True
+    everything = chunked.backward(*grads, [True] * 3)
+    for n, (got, whole) in enumerate(zip(chunked.backward(*grads, needs), everything)):
+        assert torch.equal(got, whole if n in wanted else whole.new_empty(0))
+    (poses.sum() + couplings.square().sum()).backward()
+    assert [x.grad is not None for x in some] == needs

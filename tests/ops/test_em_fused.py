@@ -109,7 +109,7 @@ def test_an_activation_of_any_layout_gets_the_gradient_that_was_announced():
     pose, activation, weight = random(2, 3, 4), random(3, 2, low=0).detach().T.requires_grad_(), random(3, 2, 2, 2)
     given = pose, activation, weight, random(2), random(2), torch.tensor(0.5, device=DEVICE)
     reach = Reach.everything(3, torch.device(DEVICE))
-    torch.library.opcheck(operators.forward, (*given, *reach, None, 2, False, True))
+    torch.library.opcheck(operators.route.operator, (*given, *reach, None, 2, False, True))
 
 
 @pytest.mark.parametrize("couplings", [False, True])
@@ -117,4 +117,4 @@ def test_an_activation_of_any_layout_gets_the_gradient_that_was_announced():
 def test_operators_keep_pytorchs_rules(fused, couplings):
     inputs = [random(2, 3, 4), random(2, 3, low=0), random(3, 2, 2, 2), random(2), random(2)]
     temperature, reach = torch.tensor(0.5, device=DEVICE), Reach.everything(3, torch.device(DEVICE))
-    torch.library.opcheck(operators.forward, (*inputs, temperature, *reach, None, 2, couplings, fused))
+    torch.library.opcheck(operators.route.operator, (*inputs, temperature, *reach, None, 2, couplings, fused))

@@ -177,7 +177,7 @@ def test_kernels_agree_with_the_reference(shape, iterations, monkeypatch):
 @pytest.mark.parametrize("fused", [False, True])
 def test_the_operator_keeps_pytorchs_rules(fused):
     inputs = [x.to(DEVICE).requires_grad_() for x in made(B=1, T=2, size=(3, 3), dtype=torch.float32)]
-    torch.library.opcheck(operators.forward, (*inputs, [1, 1, 1, 0, 0], 2, True, fused))
+    torch.library.opcheck(operators.route.operator, (*inputs, [1, 1, 1, 0, 0], 2, True, fused))
 
 
 @pytest.mark.parametrize("fused", [False, True])
@@ -186,10 +186,11 @@ def test_results_and_gradients_lie_as_announced_whatever_the_layout_of_the_weigh
     weight = weight.to(memory_format=torch.channels_last)
     assert not weight.is_contiguous()
     window = [1, 1, 1, 0, 0]
-    poses, couplings = operators.forward(pose, weight, bias, window, 2, True, fused)
-    gradients = operators.backward(torch.ones_like(poses), pose, weight, bias, window, 2, fused)
+    needs = [True, True, True]
+    poses, couplings = operators.route(pose, weight, bias, window, 2, True, fused)
+    gradients = operators.route.backward(torch.ones_like(poses), pose, weight, bias, window, 2, fused, needs)
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         *inputs, grad = (mode.from_tensor(x) for x in (pose, weight, bias, torch.ones_like(poses)))
-        announced = operators.forward(*inputs, window, 2, True, fused)
-        announced += operators.backward(grad, *inputs, window, 2, fused)
+        announced = operators.route(*inputs, window, 2, True, fused)
+        announced += operators.route.backward_operator(grad, *inputs, window, 2, fused, needs)
     assert [x.stride() for x in (poses, couplings, *gradients)] == [x.stride() for x in announced]

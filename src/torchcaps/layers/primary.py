@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
+from torch.nn.modules import module
 
 from torchcaps.capsules import Capsules
 from torchcaps.ops import squash_maps
@@ -45,23 +45,51 @@ class PrimaryCaps(nn.Module):
         self.scale = 1 / (types + leaky) if routed else 1.0
 
     def forward(self, features: Tensor) -> Capsules:
-        """Map (B, in_channels, H, W) to pose (B, T·H'·W', dim), ordered type first, then row, then column."""
-        self._check(features)
+        """Map (B, in_channels, H, W) to pose (B, T·H'·W', dim), ordered type first, then row, then column.
+
+        `conv` may be any module with such maps as output: it may be wrapped, hooked, parametrised or replaced.
+        """
         conv, bias = self.conv, None if self.bias is None else self.bias.flatten()
-        if conv.bias is None or conv._forward_hooks or conv._forward_pre_hooks:  # of pruning, or a user's
-            maps = conv(features)
+        if isinstance(conv, nn.Conv2d):
+            self._check(features, conv)
+        if bias is None and _is_plain(conv):  # then the bias of conv is added in the same pass as the squash
+            maps, bias = conv._conv_forward(features, conv.weight, None), conv.bias
         else:
-            maps, bias = functional.conv2d(features, conv.weight, None, conv.stride, conv.padding), conv.bias
+            maps = conv(features)
+        if maps.ndim != 4 or maps.shape[1] != self.types * self.dim:
+            raise ValueError(
+                f"PrimaryCaps: conv must return maps of shape (B, {self.types}·{self.dim}, H, W), "
+                f"got {tuple(maps.shape)}; give it {self.types * self.dim} output channels"
+            )
         return Capsules(squash_maps(maps, bias, self.dim, self.scale))
 
-    def _check(self, features: Tensor) -> None:
-        channels, kernel, padding = self.conv.in_channels, self.conv.kernel_size[0], int(self.conv.padding[0])
-        if features.ndim != 4 or features.shape[1] != channels or min(features.shape[2:]) + 2 * padding < kernel:
-            least = max(1, kernel - 2 * padding)
+    @staticmethod
+    def _check(features: Tensor, conv: nn.Conv2d) -> None:
+        reach = [dilation * (kernel - 1) + 1 for dilation, kernel in zip(conv.dilation, conv.kernel_size)]
+        padding = (reach if conv.padding == "same" else (0, 0)) if isinstance(conv.padding, str) else conv.padding
+        rows, columns = (max(1, side - 2 * added) for side, added in zip(reach, padding))
+        small = features.ndim == 4 and (features.shape[2] < rows or features.shape[3] < columns)
+        if features.ndim != 4 or features.shape[1] != conv.in_channels or small:
             raise ValueError(
-                f"PrimaryCaps: expected maps of shape (B, {channels}, H, W) of at least {least}×{least}, "
+                f"PrimaryCaps: expected maps of shape (B, {conv.in_channels}, H, W) of at least {rows}×{columns}, "
                 f"got {tuple(features.shape)}"
             )
 
     def extra_repr(self) -> str:
         return f"types={self.types}, dim={self.dim}, scale={self.scale:.4g}"
+
+
+def _is_plain(conv: nn.Module) -> bool:
+    """Whether calling the module does nothing but convolve with its weight and add its bias, so that we may do that.
+
+    Wrappers and parametrisations have another type.
+    """
+    hooks = (
+        conv._forward_hooks
+        or conv._forward_pre_hooks
+        or conv._backward_hooks
+        or conv._backward_pre_hooks
+        or module._has_any_global_hook()
+    )
+    changed = "forward" in conv.__dict__ or conv._compiled_call_impl is not None
+    return type(conv) is nn.Conv2d and not hooks and not changed

@@ -8,13 +8,17 @@ import functools
 import importlib.util
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from torchcaps.errors import UserError, did_you_mean
 
+T = TypeVar("T")
+ORDINARY = (Tensor, torch.nn.Parameter)
 BACKENDS = ("reference", "chunked", "fused")
 VARIABLE = "TORCHCAPS_BACKEND"
 HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -27,8 +31,7 @@ _override: contextvars.ContextVar[str | None] = contextvars.ContextVar("torchcap
 def using(name: str) -> Iterator[None]:
     """Use one backend inside a `with` block, in this thread only.
 
-    Exporters use the reference: other runtimes do not know the operators of the fast backends. A graph that
-    torch.compile traced inside the block keeps its backend.
+    A graph that torch.compile or torch.export traced inside the block keeps its backend.
 
     Args:
         name: "reference", "chunked" or "fused".
@@ -43,31 +46,64 @@ def using(name: str) -> Iterator[None]:
 
 
 def requested(x: Tensor) -> str:
-    """Return the backend that `using`, the environment or else the device asks for, whether or not it can serve x."""
-    name = _overridden() or os.environ.get(VARIABLE) or ("fused" if x.is_cuda else "chunked")
+    """Return the backend that `using`, the environment or else the device asks for, whether or not it can serve x.
+
+    Exported programs get the reference, unless `using` says otherwise: other runtimes do not know our operators.
+    """
+    name = _overridden() or ("reference" if exporting() else os.environ.get(VARIABLE))
+    name = name or ("fused" if x.is_cuda else "chunked")
     if name not in BACKENDS:
         raise UserError(f"{VARIABLE}={name} is not a backend: {did_you_mean(name, BACKENDS)}")
     return name
 
 
+def constant(function: Callable[[], T]) -> Callable[[], T]:
+    """Make torch.compile call the function while it traces, and take the result as a constant.
+
+    torch.compiler.assume_constant_result does just this, but imports Dynamo, which takes longer than the first step.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+@constant
 def _overridden() -> str | None:
-    return _override.get()
+    return _override.get()  # Dynamo cannot trace it
 
 
-# Dynamo cannot trace ContextVar.get; so marked, the function is called while tracing and its result is a constant.
-# torch.compiler.assume_constant_result does just this, but imports Dynamo, which takes longer than importing torchcaps.
-_overridden._dynamo_marked_constant = True  # type: ignore[attr-defined]
+@constant
+def exporting() -> bool:
+    """Return whether torch.export or torch.onnx.export is tracing.
+
+    While torch.compile traces, torch.compiler.is_exporting itself would always be true.
+    """
+    return torch.compiler.is_exporting() or (torch.jit.is_tracing() and torch.onnx.is_in_onnx_export())
+
+
+@constant
+def transformed() -> bool:
+    """Return whether a transform of torch.func, or forward-mode differentiation, is active.
+
+    Operators with a hand-written gradient support neither; the reference does.
+    """
+    return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
 
 
 def choose(routing: str, *tensors: Tensor, limit: str | None = None) -> str:
-    """Return the backend that runs: the requested one, or chunked where the fused kernels cannot serve the arguments.
+    """Return the backend that runs: the requested one, if it can serve the arguments.
+
+    Under transforms of torch.func and forward-mode differentiation that is the reference, and chunked where the fused
+    kernels cannot serve the arguments.
 
     Args:
-        routing: its name, for the log message when fused was requested and cannot run.
+        routing: its name, for the log message when the requested backend cannot run.
         tensors: the children's poses first; the kernels need each on a GPU, in float32, bfloat16 or float16.
         limit: why the sizes are beyond what the kernels serve, or None.
     """
     name = requested(tensors[0])
+    if name != "reference" and transformed():
+        _log_fallback(routing, "reference", name, "torch.func and forward-mode differentiation need plain operations")
+        return "reference"
     if name != "fused":
         return name
     reason = "the batch is empty" if tensors[0].numel() == 0 else limit
@@ -75,8 +111,7 @@ def choose(routing: str, *tensors: Tensor, limit: str | None = None) -> str:
         reason = _not_for_triton(x) or reason
     if reason is None:
         return "fused"
-    if not torch.compiler.is_compiling():  # a log line would break the graph
-        _log_once(routing, reason)
+    _log_fallback(routing, "chunked", name, reason)
     return "chunked"
 
 
@@ -90,21 +125,24 @@ def _not_for_triton(x: Tensor) -> str | None:
     return None
 
 
+def _log_fallback(*message: str) -> None:
+    if not torch.compiler.is_compiling():  # a log line would break the graph
+        _log_once(*message)
+
+
 @functools.cache
-def _log_once(routing: str, reason: str) -> None:
-    log.warning("%s runs on the chunked path, not the fused one: %s", routing, reason)
+def _log_once(routing: str, used: str, wanted: str, reason: str) -> None:
+    log.warning("%s runs on the %s path, not the %s one: %s", routing, used, wanted, reason)
 
 
-def eager_inference(x: Tensor) -> bool:
-    """Return whether nothing will be differentiated, traced or transformed.
+def eager(tensors: Iterable[Tensor | None]) -> bool:
+    """Return whether ordinary tensors are computed at once: nothing traces, counts, fakes or transforms operations.
 
-    Then an operator is called as a plain function: PyTorch's dispatcher takes a large share of the time of routing a
-    single image.
+    Then PyTorch's dispatcher need not know what an operation is called.
     """
-    if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.jit.is_tracing():
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._len_torch_dispatch_stack():
         return False
-    ordinary = type(x) in (Tensor, torch.nn.Parameter) and (x.is_cpu or x.is_cuda)
-    return ordinary and torch._C._functorch.peek_interpreter_stack() is None
+    return not transformed() and all(x is None or (type(x) in ORDINARY and (x.is_cpu or x.is_cuda)) for x in tensors)
 
 
 def float32_precision() -> str:

@@ -1,15 +1,17 @@
 """From a convolution's maps to the first capsules: bias, scale, squash and re-ordering in one pass.
 
-`torchcaps::squash_maps` is one PyTorch operator: Triton kernels on CUDA, a few tensor operations elsewhere.
+Triton kernels on CUDA, a few tensor operations elsewhere.
 """
 
 # No `from __future__ import annotations`: torch.library reads the schema from the annotations.
+from collections.abc import Callable
 from typing import Any, Optional
 
 import torch
 from torch import Tensor
 
-from torchcaps.ops.dispatch import choose, eager_inference
+from torchcaps.ops.dispatch import choose
+from torchcaps.ops.operator import Gradients, Operator
 from torchcaps.ops.squash import at_least_float32, squash, squash_backward
 
 
@@ -33,7 +35,7 @@ def squash_maps(maps: Tensor, bias: Optional[Tensor], dim: int, scale: float = 1
     backend = choose("squash_maps", maps, limit=limit)
     if backend == "reference":
         return reference(maps, bias, dim, scale)
-    return (_squashed if eager_inference(maps) else _squash_maps)(maps, bias, dim, scale, backend == "fused")
+    return _squash_maps(maps, bias, dim, scale, backend == "fused")[0]
 
 
 def reference(maps: Tensor, bias: Optional[Tensor], dim: int, scale: float) -> Tensor:
@@ -52,7 +54,7 @@ def _sums(maps: Tensor, bias: Optional[Tensor], dim: int, scale: float) -> Tenso
     return sums_BTXD if bias is None else sums_BTXD + bias.view(-1, 1, dim)
 
 
-def _squashed(maps: Tensor, bias: Optional[Tensor], dim: int, scale: float, fused: bool) -> Tensor:
+def _forward(maps: Tensor, bias: Optional[Tensor], dim: int, scale: float, fused: bool) -> Tensor:
     if not fused:
         return reference(maps, bias, dim, scale)
     from torchcaps.ops import primary_kernels
@@ -60,47 +62,60 @@ def _squashed(maps: Tensor, bias: Optional[Tensor], dim: int, scale: float, fuse
     return primary_kernels.forward(maps, bias, dim, scale)
 
 
-_squash_maps = torch.library.custom_op("torchcaps::squash_maps", _squashed, mutates_args=())
-
-
-@torch.library.custom_op("torchcaps::squash_maps_backward", mutates_args=())
-def _squash_maps_backward(
-    grad: Tensor, maps: Tensor, bias: Optional[Tensor], dim: int, scale: float, fused: bool
+def _backward(
+    grad: Tensor, maps: Tensor, bias: Optional[Tensor], dim: int, scale: float, fused: bool, needs: list[bool]
 ) -> tuple[Tensor, Tensor]:
+    """Gradients of maps and bias, empty where none is needed."""
     if fused:
         from torchcaps.ops import primary_kernels
 
-        return primary_kernels.backward(grad, maps, bias, dim, scale)
+        return primary_kernels.backward(grad, maps, bias, dim, scale, needs)
     sums_BTXD = _sums(maps, bias, dim, scale)
     ds_BTXD = squash_backward(sums_BTXD, grad.reshape(sums_BTXD.shape).to(sums_BTXD.dtype))
-    dbias = ds_BTXD.sum((0, 2)).flatten() if bias is not None else ds_BTXD.new_empty(0)
+    dbias = ds_BTXD.sum((0, 2)).flatten() if needs[1] else ds_BTXD.new_empty(0)
+    dbias = dbias.to(torch.promote_types(maps.dtype, torch.float32))
+    if not needs[0]:
+        return maps.new_empty(0), dbias
     if scale != 1:
         ds_BTXD *= scale
-    dmaps = torch.empty_like(maps).copy_(ds_BTXD.transpose(2, 3).reshape(maps.shape))
-    return dmaps, dbias.to(torch.promote_types(maps.dtype, torch.float32))
+    return torch.empty_like(maps).copy_(ds_BTXD.transpose(2, 3).reshape(maps.shape)), dbias
 
 
-@_squash_maps.register_fake
-def _(maps: Tensor, bias: Optional[Tensor], dim: int, scale: float, fused: bool) -> Tensor:
+def _fake(maps: Tensor, bias: Optional[Tensor], dim: int, scale: float, fused: bool) -> Tensor:
     B, C, H, W = maps.shape
     return maps.new_empty(B, C // dim * H * W, dim)
 
 
-@_squash_maps_backward.register_fake
-def _(grad: Tensor, maps: Tensor, bias: Optional[Tensor], dim: int, scale: float, fused: bool) -> tuple[Tensor, Tensor]:
+def _fake_backward(
+    grad: Tensor, maps: Tensor, bias: Optional[Tensor], dim: int, scale: float, fused: bool, needs: list[bool]
+) -> tuple[Tensor, Tensor]:
     wide = torch.promote_types(maps.dtype, torch.float32)
-    return torch.empty_like(maps), maps.new_empty(0 if bias is None else maps.shape[1], dtype=wide)
+    dmaps = torch.empty_like(maps) if needs[0] else maps.new_empty(0)
+    return dmaps, maps.new_empty(maps.shape[1] if needs[1] else 0, dtype=wide)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    maps, bias, ctx.dim, ctx.scale, ctx.fused = inputs
-    ctx.save_for_backward(maps, bias)
+def _gradients(
+    backward: Callable[..., Any], grads: Any, tensors: Any, kept: Any, constants: Any, needs: Any
+) -> Gradients:
+    bias = tensors[1]
+    dmaps, dbias = backward(*grads, *tensors, *constants, list(needs))
+    return dmaps, None if bias is None else dbias.to(bias.dtype)
 
 
-def _backward(ctx: Any, grad: Tensor) -> tuple[Optional[Tensor], ...]:
-    maps, bias = ctx.saved_tensors
-    dmaps, dbias = _squash_maps_backward(grad, maps, bias, ctx.dim, ctx.scale, ctx.fused)
-    return dmaps, None if bias is None else dbias.to(bias.dtype), None, None, None
+def _no_products(*inputs: Any, out_shape: Any) -> int:
+    return 0
 
 
-_squash_maps.register_autograd(_backward, setup_context=_save)
+_squash_maps = Operator(
+    "torchcaps::squash_maps",
+    forward=_forward,
+    fake=_fake,
+    backward=_backward,
+    fake_backward=_fake_backward,
+    gradients=_gradients,
+    reference=lambda maps, bias, dim, scale, fused: (reference(maps, bias, dim, scale),),
+    tensors=2,
+    results=1,
+    flops=_no_products,
+    flops_backward=_no_products,
+)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
@@ -45,7 +47,8 @@ def _forward(
 @triton.jit
 def _backward(
     grad, maps, bias, dmaps, slots, N, X, T, scale, s_b, s_c, s_x, d_b, d_c, d_x,
-    DIM: tl.constexpr, BIAS: tl.constexpr, TN: tl.constexpr, DP: tl.constexpr,
+    DIM: tl.constexpr, BIAS: tl.constexpr, GRAD_MAPS: tl.constexpr, GRAD_BIAS: tl.constexpr,
+    TN: tl.constexpr, DP: tl.constexpr,
 ):  # fmt: skip
     rows, type_, columns = tl.program_id(0) * TN + tl.arange(0, TN), tl.program_id(1), tl.arange(0, DP)
     example, position = rows // X, rows % X
@@ -55,9 +58,10 @@ def _backward(
     capsule = (example.to(tl.int64) * T + type_) * X + position
     dv_ND = tl.load(grad + capsule[:, None] * DIM + columns[None, :], mask=inside, other=0.0).to(tl.float32)
     ds_ND = squash_gradient(s_ND, dv_ND)
-    places = _places(example, position, type_, columns, d_b, d_c, d_x, DIM)
-    tl.store(dmaps + places, (ds_ND * scale).to(dmaps.dtype.element_ty), mask=inside)
-    if BIAS:  # a row of slots for each block of positions; they are added up in a fixed order
+    if GRAD_MAPS:
+        places = _places(example, position, type_, columns, d_b, d_c, d_x, DIM)
+        tl.store(dmaps + places, (ds_ND * scale).to(dmaps.dtype.element_ty), mask=inside)
+    if GRAD_BIAS:  # a row of slots for each block of positions; they are added up in a fixed order
         slot = slots + (tl.program_id(0) * T + type_) * DIM + columns
         tl.store(slot, tl.sum(ds_ND, axis=0), mask=columns < DIM)
 
@@ -85,23 +89,26 @@ def forward(maps: Tensor, bias: Tensor | None, dim: int, scale: float) -> Tensor
     return poses
 
 
-def backward(grad: Tensor, maps: Tensor, bias: Tensor | None, dim: int, scale: float) -> tuple[Tensor, Tensor]:
-    """Gradients of the maps, laid out as they are, and of the bias (T·D,), empty if there was none."""
+def backward(
+    grad: Tensor, maps: Tensor, bias: Tensor | None, dim: int, scale: float, needs: Sequence[bool]
+) -> tuple[Tensor, Tensor]:
+    """Gradients of the maps, laid out as they are, and of the bias (T·D,), empty where none is needed."""
     dmaps, maps, bias = torch.empty_like(maps), _by_position(maps), None if bias is None else bias.contiguous()
     into = dmaps if _one_stride(dmaps) else torch.empty_like(dmaps, memory_format=torch.contiguous_format)
     B, C, H, W = maps.shape
     blocks = triton.cdiv(B * H * W, ROWS)
-    slots = maps.new_empty(0 if bias is None else blocks, C, dtype=torch.float32)
+    slots = maps.new_empty(blocks if needs[1] else 0, C, dtype=torch.float32)
     _backward[_grid(maps, dim)](
         grad.contiguous(), maps, bias, into, slots, B * H * W, H * W, C // dim, scale, *_strides(maps), *_strides(into),
-        DIM=dim, BIAS=bias is not None, TN=ROWS, DP=triton.next_power_of_2(dim),
+        DIM=dim, BIAS=bias is not None, GRAD_MAPS=needs[0], GRAD_BIAS=needs[1],
+        TN=ROWS, DP=triton.next_power_of_2(dim),
     )  # fmt: skip
-    if into is not dmaps:
+    if needs[0] and into is not dmaps:
         dmaps.copy_(into)
-    dbias = slots.new_empty(0 if bias is None else C)
-    if bias is not None:
+    dbias = slots.new_empty(C if needs[1] else 0)
+    if needs[1]:
         _add_up[(triton.cdiv(C, 32),)](slots, dbias, blocks, C, TC=32)
-    return dmaps, dbias
+    return dmaps if needs[0] else dmaps.new_empty(0), dbias
 
 
 def _one_stride(maps: Tensor) -> bool:

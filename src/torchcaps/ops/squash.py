@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.amp import is_autocast_available
+
+from torchcaps.ops.dispatch import exporting
 
 # Lengths are taken of x/256: the sum of up to 65,536 squares then never overflows where one square does not.
 # A vector that underflows instead is so short that its squash rounds to zero anyway.
@@ -41,16 +47,31 @@ def at_least_float32(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def no_autocast(x: Tensor) -> torch.autocast:
+def no_autocast(x: Tensor) -> AbstractContextManager[Any]:
     """Disable autocast inside the block: products keep the precision of their factors."""
-    return torch.autocast(x.device.type, enabled=False)
+    kind = x.device.type
+    return torch.autocast(kind, enabled=False) if is_autocast_available(kind) else nullcontext()
+
+
+def autocast_dtype(x: Tensor) -> torch.dtype | None:
+    """Return the type that autocast chooses for products on the device of x, or None where it is not enabled."""
+    kind = x.device.type
+    if not is_autocast_available(kind) or not torch.is_autocast_enabled(kind):  # tensors on "meta" have none
+        return None
+    return torch.get_autocast_dtype(kind)
 
 
 def _sine_cosine(x: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:
     """|x|, 1/√(1+|x|²) and |x|/√(1+|x|²), with D kept as 1: no square of |x| is ever formed."""
     norm = _norm(x / RANGE, dim) * RANGE
-    hypotenuse = torch.hypot(norm, norm.new_ones(()))
+    hypotenuse = _hypotenuse(norm) if exporting() else torch.hypot(norm, norm.new_ones(()))
     return norm, 1 / hypotenuse, norm / hypotenuse
+
+
+def _hypotenuse(norm: Tensor) -> Tensor:
+    """√(1+|x|²) for ONNX, which has no hypot; it may differ from that in the last digit."""
+    large = norm.clamp_min(1)
+    return large * (1 + (norm.clamp_max(1) / large).square()).sqrt()
 
 
 def _norm(x: Tensor, dim: int) -> Tensor:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from torchcaps.ops.dispatch import choose, eager_inference
+from torchcaps.ops.dispatch import choose
 from torchcaps.ops.dynamic import operators, reference
 from torchcaps.ops.result import Routed
 
@@ -49,11 +49,9 @@ def dynamic_routing(
     backend = choose("dynamic routing", u, weight, limit=_limit(K, D, iterations))
     if backend == "reference":
         poses, couplings = reference.dynamic_routing(u, weight, iterations, bias, leaky)
-    elif backend == "fused":
-        poses, couplings, *_ = operators.fused(u, weight, bias, iterations, leaky, return_couplings)
     else:
-        route = operators.plain_chunked if eager_inference(u) else operators.chunked
-        poses, couplings, _ = route(u, weight, bias, iterations, leaky, return_couplings)
+        route = operators.fused if backend == "fused" else operators.chunked
+        poses, couplings = route(u, weight, bias, iterations, leaky, return_couplings)
     return Routed(poses, None, couplings if return_couplings else None)
 
 

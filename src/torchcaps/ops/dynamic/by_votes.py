@@ -11,6 +11,8 @@ Votes are ordered J B I D, so that those of one example for one parent are a mat
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -59,6 +61,7 @@ def backward(
     weight_IJDK: Tensor,
     sums_RJBD: Tensor,
     leaky: bool,
+    needs: Sequence[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As `chunked.backward`."""
     (R, J, B, D), I = sums_RJBD.shape, u_BIK.shape[1]
@@ -88,17 +91,23 @@ def backward(
             torch.addcmul(weighted_JBI, c_JBI, weighted_JBI.sum(0), value=-1, out=dlogits_JBI)
             d_agreed_JBD += _gather(dlogits_JBI, votes_JBID)
         d_parents_JBD = d_agreed_JBD  # V is the sum of the parents found so far: each of them gets its gradient
-    du_BIK, dweight_IJDK = torch.empty_like(u_BIK), weight_IJDK.new_empty(weight_IJDK.shape)
+    du_BIK = torch.empty_like(u_BIK) if needs[0] else u_BIK.new_empty(0)
+    dweight_IJDK = weight_IJDK.new_empty(weight_IJDK.shape if needs[1] else (0,))
     for chunk, (votes_JBID, memory_IBX), columns_JBTI in zip(chunks, votes, columns):
+        if not (needs[0] or needs[1]):
+            break
         # Fresh memory costs page faults: dû takes the place of the votes.
         dvotes_PID = votes_JBID.flatten(0, 1)
         torch.bmm(columns_JBTI.flatten(0, 1).mT, rows_JBTD.flatten(0, 1), out=dvotes_PID)
         dvotes_IBJD = votes_JBID.permute(2, 1, 0, 3)
         memory_IBX.view(dvotes_IBJD.shape).copy_(dvotes_IBJD)
-        _contract(memory_IBX, u_BIK[:, chunk], weight_IJDK[chunk], du_BIK[:, chunk], dweight_IJDK[chunk])
-    if not weight_IJDK.is_contiguous():
+        if needs[0]:
+            _differentiate_children(memory_IBX, weight_IJDK[chunk], du_BIK[:, chunk])
+        if needs[1]:
+            _differentiate_weight(memory_IBX, u_BIK[:, chunk], dweight_IJDK[chunk])
+    if needs[1] and not weight_IJDK.is_contiguous():
         dweight_IJDK = torch.empty_like(weight_IJDK).copy_(dweight_IJDK)
-    return du_BIK, dweight_IJDK, rows_JBTD[:, :, ::2].sum((1, 2))
+    return du_BIK, dweight_IJDK, rows_JBTD[:, :, ::2].sum((1, 2)) if needs[2] else u_BIK.new_empty(0)
 
 
 def couple(logits_JB: Tensor, leaky: bool) -> Tensor:
@@ -130,16 +139,21 @@ def _gather(c_JBI: Tensor, votes_JBID: Tensor) -> Tensor:
     return torch.bmm(c_JBI.reshape(J * B, 1, I), votes_JBID.view(J * B, I, D)).view(J, B, D)
 
 
-def _contract(dvotes_IBX: Tensor, u_BIK: Tensor, weight_IJDK: Tensor, du_BIK: Tensor, dweight_IJDK: Tensor) -> None:
-    """Write du and dW from the gradient of the votes."""
-    (I, J, D, K), B = weight_IJDK.shape, len(u_BIK)
-    weight_IXK, dweight_IXK = weight_IJDK.reshape(I, J * D, K), dweight_IJDK.view(I, J * D, K)
-    # Which operand comes first decides how fast torch.bmm is, up to three times.
-    if B <= K:
+# Which operand comes first decides how fast torch.bmm is, up to three times.
+def _differentiate_children(dvotes_IBX: Tensor, weight_IJDK: Tensor, du_BIK: Tensor) -> None:
+    """Write the gradient of the children from that of the votes."""
+    weight_IXK = weight_IJDK.reshape(len(weight_IJDK), -1, weight_IJDK.shape[3])
+    if len(du_BIK) <= du_BIK.shape[2]:
         du_BIK.copy_(torch.bmm(dvotes_IBX, weight_IXK).transpose(0, 1))
     else:
         du_BIK.copy_(torch.bmm(weight_IXK.mT, dvotes_IBX.mT).permute(2, 0, 1))
-    if B == 1 or weight_IJDK.numel() > CACHED:
+
+
+def _differentiate_weight(dvotes_IBX: Tensor, u_BIK: Tensor, dweight_IJDK: Tensor) -> None:
+    """Write the gradient of the weight, contiguous, from that of the votes."""
+    I, J, D, K = dweight_IJDK.shape
+    dweight_IXK = dweight_IJDK.view(I, J * D, K)
+    if len(u_BIK) == 1 or dweight_IJDK.numel() > CACHED:
         torch.bmm(dvotes_IBX.mT, u_BIK.transpose(0, 1), out=dweight_IXK)
     else:
         dweight_IXK.copy_(torch.bmm(u_BIK.permute(1, 2, 0), dvotes_IBX).mT)

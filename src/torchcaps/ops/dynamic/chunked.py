@@ -69,8 +69,9 @@ def backward(
     weight_IJDK: Tensor,
     sums_RJBD: Tensor,
     leaky: bool,
+    needs: Sequence[bool] = (True, True, True),
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of u (B, I, K), weight (I, J, D, K) and bias (J, D).
+    """Gradients of u (B, I, K), weight (I, J, D, K) and bias (J, D), empty where none is needed.
 
     Iteration t contributes to the votes' gradient twice: c_t ⊗ ds_t through the sum, and dlogits_t ⊗ V_t through the
     logits. A pass for each t from R down to 2 finds c_t and dlogits_t chunk by chunk from the pair (V_t, ds_t),
@@ -78,14 +79,16 @@ def backward(
     plain products.
     """
     if by_votes.serves(u_BIK, weight_IJDK):
-        return by_votes.backward(grad_BJD, grad_couplings_BIJ, u_BIK, weight_IJDK, sums_RJBD, leaky)
+        return by_votes.backward(grad_BJD, grad_couplings_BIJ, u_BIK, weight_IJDK, sums_RJBD, leaky, needs)
     R, J, _, D = sums_RJBD.shape
     B, _, K = u_BIK.shape
     uniform = 1 / (J + leaky)
     chunks = _chunks(u_BIK, J, BLOCK)
     weights_JDX = [_lay_out(weight_IJDK[chunk]) for chunk in chunks]
-    dweights_JDX = [torch.zeros_like(w_JDX) for w_JDX in weights_JDX]
-    du_BIK, dweight_IJDK = torch.empty_like(u_BIK), torch.empty_like(weight_IJDK)
+    dweights_JDX = [torch.zeros_like(w_JDX) for w_JDX in weights_JDX if needs[1]]
+    du_BIK, dweight_IJDK = (
+        torch.empty_like(x) if need else x.new_empty(0) for x, need in zip((u_BIK, weight_IJDK), needs)
+    )
     dbias_JD = weight_IJDK.new_zeros(J, D)
     scratch = _scratch(u_BIK, 2 * J, chunks)
     for block in _blocks(B):
@@ -106,21 +109,25 @@ def backward(
                 c_JBI, dlogits_JBI = _couple_backward(dots, leaky)
                 shares = torch.stack([dlogits_JBI, c_JBI], dim=1)[:, :, :, None]
                 wide = wide_J2BX.view(J, 2, *u.shape)
-                du_BKI[n] += wide.mul_(shares).sum((0, 1))
+                if needs[0]:
+                    du_BKI[n] += wide.mul_(shares).sum((0, 1))
                 scaled_J2BX = torch.mul(shares, u, out=wide).flatten(3)
                 grad_agreed.baddbmm_(scaled_J2BX[:, 0], w_JDX.transpose(1, 2))
-                dweights_JDX[n].baddbmm_(pair.flatten(1, 2).transpose(1, 2), scaled_J2BX.flatten(1, 2))
+                if needs[1]:
+                    dweights_JDX[n].baddbmm_(pair.flatten(1, 2).transpose(1, 2), scaled_J2BX.flatten(1, 2))
             grad_JBD = grad_agreed  # V is the sum of the parents found so far: each of them gets its gradient
         ds1_JBD = squash_backward(sums[0], grad_JBD)
         dbias_JD += ds1_JBD.sum(1)
         ds1_BJD = ds1_JBD.transpose(0, 1).flatten(1)
         for n, (chunk, u, w_JDX) in enumerate(zip(chunks, children_BKI, weights_JDX)):
-            du_BKI[n].flatten(1).addmm_(ds1_BJD, w_JDX.flatten(0, 1), alpha=uniform)
-            dweights_JDX[n].flatten(0, 1).addmm_(ds1_BJD.T, u.flatten(1), alpha=uniform)
-            du_BIK[block, chunk] = du_BKI[n].transpose(1, 2)
-    for chunk, dw_JDX in zip(chunks, dweights_JDX):
+            if needs[0]:
+                du_BKI[n].flatten(1).addmm_(ds1_BJD, w_JDX.flatten(0, 1), alpha=uniform)
+                du_BIK[block, chunk] = du_BKI[n].transpose(1, 2)
+            if needs[1]:
+                dweights_JDX[n].flatten(0, 1).addmm_(ds1_BJD.T, u.flatten(1), alpha=uniform)
+    for chunk, dw_JDX in zip(chunks, dweights_JDX):  # none if not needed
         dweight_IJDK[chunk] = dw_JDX.view(J, D, K, -1).permute(3, 0, 1, 2)
-    return du_BIK, dweight_IJDK, dbias_JD
+    return du_BIK, dweight_IJDK, dbias_JD if needs[2] else dbias_JD.new_empty(0)
 
 
 def _project(parents_JBD: Tensor, w_JDX: Tensor, scratch: Tensor) -> Tensor:

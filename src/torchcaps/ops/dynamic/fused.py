@@ -9,6 +9,7 @@ softmax's denominators (R-1, B, I). V and ds are only ever factors, and kept in 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -138,9 +139,9 @@ def backward(
     agreed: Tensor,
     logsums: Tensor,
     leaky: bool,
-    bias: bool = True,
+    needs: Sequence[bool] = (True, True, True),
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of u (B, I, K), weight (I, J, D, K) and bias (J, D), the last empty if there was none."""
+    """Gradients of u (B, I, K), weight (I, J, D, K) and bias (J, D), empty where none is needed."""
     # As in the forward, whose logits the saved sums belong to, even if the setting has changed in between.
     kind = "bf16" if agreed.dtype == torch.bfloat16 else "tf32" if product(u_BIK) == "tf32" else "tf32x3"
     du_BIK = torch.empty_like(u_BIK, memory_format=torch.contiguous_format)
@@ -172,16 +173,20 @@ def backward(
                 B, I, length, share, J, D, K,
                 OF="gradients", COUPLINGS=False, PAIR=pair, PRODUCT=kind, **cut.block,
             )  # fmt: skip
-    cut = Tiles.fit(B, K, D, *FINISH_U[kind])
-    kernels.finish_u[cut.grid(B, I)](
-        weight_IJDK, ds[0], du_sum, du_BIK, B, I, share, J, D, K, ADD=R > 1, PRODUCT=kind, **cut.block
-    )
+    if needs[0]:
+        cut = Tiles.fit(B, K, D, *FINISH_U[kind])
+        kernels.finish_u[cut.grid(B, I)](
+            weight_IJDK, ds[0], du_sum, du_BIK, B, I, share, J, D, K, ADD=R > 1, PRODUCT=kind, **cut.block
+        )
+    else:
+        du_BIK = du_BIK.new_empty(0)
     del slots, carried, du_sum  # their memory serves dW
-    dweight_IJDK = torch.empty_like(weight, memory_format=torch.contiguous_format)
-    pair, groups = _groups(J, kind, GRADIENT_OF_W_PAIRS)
-    cut = Tiles.fit(B, K, D, *GRADIENT_OF_W[kind])
-    kernels.gradient_of_w[cut.grid(B, I)[0], groups](
-        u_BIK, weight_IJDK, agreed, ds, logsums, means, dweight_IJDK,
-        B, I, share, J, D, K, R=R, PAIR=pair, PRODUCT=kind, **cut.block,
-    )  # fmt: skip
-    return du_BIK, dweight_IJDK, ds.sum((0, 1), dtype=torch.float32) if bias else sums.new_empty(0)
+    dweight_IJDK = torch.empty_like(weight, memory_format=torch.contiguous_format) if needs[1] else weight.new_empty(0)
+    if needs[1]:
+        pair, groups = _groups(J, kind, GRADIENT_OF_W_PAIRS)
+        cut = Tiles.fit(B, K, D, *GRADIENT_OF_W[kind])
+        kernels.gradient_of_w[cut.grid(B, I)[0], groups](
+            u_BIK, weight_IJDK, agreed, ds, logsums, means, dweight_IJDK,
+            B, I, share, J, D, K, R=R, PAIR=pair, PRODUCT=kind, **cut.block,
+        )  # fmt: skip
+    return du_BIK, dweight_IJDK, ds.sum((0, 1), dtype=torch.float32) if needs[2] else sums.new_empty(0)

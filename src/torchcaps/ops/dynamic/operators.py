@@ -1,12 +1,10 @@
-"""Dynamic routing as PyTorch operators with hand-written backwards; torch.compile, torch.export and CUDA graphs go
-through them.
+"""Dynamic routing as operations with a hand-written gradient: `chunked` and `fused`.
 
-There are two, `torchcaps::dynamic_routing_chunked` and `torchcaps::dynamic_routing_fused`. The kernels keep two more
-tensors for the backward; as empty results of a single operator they would slow down training of one example on a CPU
-by 3 %.
+There are two because the kernels keep two more tensors for the backward.
 """
 
 # No `from __future__ import annotations`: torch.library reads the schema from the annotations.
+from collections.abc import Callable
 from typing import Any, Optional
 
 import torch
@@ -14,12 +12,12 @@ from torch import Tensor
 
 from torchcaps.ops.dispatch import float32_precision
 from torchcaps.ops.dynamic import chunked as by_products
+from torchcaps.ops.dynamic import reference
+from torchcaps.ops.operator import Gradients, Operator
 from torchcaps.ops.squash import no_autocast
 
-Gradients = tuple[Optional[Tensor], ...]
 
-
-def plain_chunked(
+def _forward_chunked(
     u: Tensor, weight: Tensor, bias: Optional[Tensor], iterations: int, leaky: bool, couplings: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Poses (B, J, D), couplings (B, I, J) or empty, and sums (R, J, B, D) for the backward."""
@@ -33,24 +31,25 @@ def plain_chunked(
     return poses, coupled, sums
 
 
-chunked = torch.library.custom_op("torchcaps::dynamic_routing_chunked", plain_chunked, mutates_args=())
-
-
-@torch.library.custom_op("torchcaps::dynamic_routing_chunked_backward", mutates_args=())
-def chunked_backward(
-    grad: Tensor, grad_couplings: Optional[Tensor], u: Tensor, weight: Tensor, sums: Tensor, leaky: bool
+def _backward_chunked(
+    grad: Tensor,
+    grad_couplings: Optional[Tensor],
+    u: Tensor,
+    weight: Tensor,
+    sums: Tensor,
+    leaky: bool,
+    needs: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of u, weight and bias, empty where none is needed."""
     wide = sums.dtype
     grad_couplings = None if grad_couplings is None else grad_couplings.to(wide)
     with no_autocast(u):
-        du, dweight, dbias = by_products.backward(
-            grad.to(wide), grad_couplings, u.to(wide), weight.to(wide), sums, leaky
-        )
+        given = grad.to(wide), grad_couplings, u.to(wide), weight.to(wide), sums, leaky, needs
+        du, dweight, dbias = by_products.backward(*given)
     return du.to(u.dtype), dweight.to(weight.dtype), dbias
 
 
-@chunked.register_fake
-def _(
+def _fake_chunked(
     u: Tensor, weight: Tensor, bias: Optional[Tensor], iterations: int, leaky: bool, couplings: bool
 ) -> tuple[Tensor, ...]:
     (B, I, _), (J, D) = u.shape, weight.shape[1:3]
@@ -59,35 +58,32 @@ def _(
     return poses, coupled, u.new_empty(iterations, J, B, D, dtype=torch.promote_types(dtype, torch.float32))
 
 
-@chunked_backward.register_fake
-def _(
-    grad: Tensor, grad_couplings: Optional[Tensor], u: Tensor, weight: Tensor, sums: Tensor, leaky: bool
+def _fake_backward_chunked(
+    grad: Tensor,
+    grad_couplings: Optional[Tensor],
+    u: Tensor,
+    weight: Tensor,
+    sums: Tensor,
+    leaky: bool,
+    needs: list[bool],
 ) -> tuple[Tensor, ...]:
-    return torch.empty_like(u), torch.empty_like(weight), sums.new_empty(weight.shape[1:3])
+    du, dweight, dbias = torch.empty_like(u), torch.empty_like(weight), sums.new_empty(weight.shape[1:3])
+    return tuple(x if need else x.new_empty(0) for x, need in zip((du, dweight, dbias), needs))
 
 
-def _save_chunked(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    u, weight, bias, _, ctx.leaky, ctx.couplings = inputs
-    ctx.bias_dtype = None if bias is None else bias.dtype
-    ctx.save_for_backward(u, weight, output[2])
-    ctx.set_materialize_grads(False)
-
-
-def _differentiate_chunked(ctx: Any, grad: Optional[Tensor], grad_couplings: Optional[Tensor], _: Any) -> Gradients:
-    u, weight, sums = ctx.saved_tensors
+def _gradients_chunked(
+    backward: Callable[..., Any], grads: Any, tensors: Any, kept: Any, constants: Any, needs: Any
+) -> Gradients:
+    (grad, grad_couplings), (u, weight, bias), (sums,) = grads, tensors, kept
     if grad is None:  # only the couplings were used
         grad = torch.zeros_like(sums[0].transpose(0, 1))
-    if not ctx.couplings:
-        grad_couplings = None
-    du, dweight, dbias = chunked_backward(grad, grad_couplings, u, weight, sums, ctx.leaky)
-    return du, dweight, None if ctx.bias_dtype is None else dbias.to(ctx.bias_dtype), None, None, None
+    _, leaky, couplings = constants
+    grad_couplings = grad_couplings if couplings else None
+    du, dweight, dbias = backward(grad, grad_couplings, u, weight, sums, leaky, list(needs))
+    return du, dweight, None if bias is None else dbias.to(bias.dtype)
 
 
-chunked.register_autograd(_differentiate_chunked, setup_context=_save_chunked)
-
-
-@torch.library.custom_op("torchcaps::dynamic_routing_fused", mutates_args=())
-def fused(
+def _forward_fused(
     u: Tensor, weight: Tensor, bias: Optional[Tensor], iterations: int, leaky: bool, couplings: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Poses (B, J, D), couplings (B, I, J) or empty; sums (R, B, J, D), agreed and logsums for the backward."""
@@ -96,17 +92,23 @@ def fused(
     return kernels.forward(u, weight, bias, iterations, leaky, couplings)
 
 
-@torch.library.custom_op("torchcaps::dynamic_routing_fused_backward", mutates_args=())
-def fused_backward(
-    grad: Tensor, u: Tensor, weight: Tensor, sums: Tensor, agreed: Tensor, logsums: Tensor, leaky: bool, bias: bool
+def _backward_fused(
+    grad: Tensor,
+    u: Tensor,
+    weight: Tensor,
+    sums: Tensor,
+    agreed: Tensor,
+    logsums: Tensor,
+    leaky: bool,
+    needs: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of u, weight and bias, empty where none is needed."""
     from torchcaps.ops.dynamic import fused as kernels
 
-    return kernels.backward(grad, u, weight, sums, agreed, logsums, leaky, bias)
+    return kernels.backward(grad, u, weight, sums, agreed, logsums, leaky, needs)
 
 
-@fused.register_fake
-def _(
+def _fake_fused(
     u: Tensor, weight: Tensor, bias: Optional[Tensor], iterations: int, leaky: bool, couplings: bool
 ) -> tuple[Tensor, ...]:
     B, I, _ = u.shape
@@ -120,32 +122,79 @@ def _(
     return poses, coupled, sums, agreed, sums.new_empty(iterations - 1, B, I)
 
 
-@fused_backward.register_fake
-def _(
-    grad: Tensor, u: Tensor, weight: Tensor, sums: Tensor, agreed: Tensor, logsums: Tensor, leaky: bool, bias: bool
+def _fake_backward_fused(
+    grad: Tensor,
+    u: Tensor,
+    weight: Tensor,
+    sums: Tensor,
+    agreed: Tensor,
+    logsums: Tensor,
+    leaky: bool,
+    needs: list[bool],
 ) -> tuple[Tensor, ...]:
-    dbias = sums.new_empty(weight.shape[1:3] if bias else (0,))
-    return u.new_empty(u.shape), weight.new_empty(weight.shape), dbias
+    shapes = u.shape, weight.shape, weight.shape[1:3]
+    return tuple(x.new_empty(shape if need else (0,)) for x, shape, need in zip((u, weight, sums), shapes, needs))
 
 
-def _save_fused(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    u, weight, bias, _, ctx.leaky, ctx.couplings = inputs
-    ctx.bias_dtype = None if bias is None else bias.dtype
-    ctx.save_for_backward(u, weight, *output[2:])
-    ctx.set_materialize_grads(False)
-
-
-def _differentiate_fused(ctx: Any, grad: Optional[Tensor], grad_couplings: Optional[Tensor], *_: Any) -> Gradients:
-    u, weight, sums, agreed, logsums = ctx.saved_tensors
+def _gradients_fused(
+    backward: Callable[..., Any], grads: Any, tensors: Any, kept: Any, constants: Any, needs: Any
+) -> Gradients:
+    (grad, grad_couplings), (u, weight, bias), (sums, *_) = grads, tensors, kept
+    (_, leaky, couplings), needs = constants, list(needs)
     if grad is None:
         grad = torch.zeros_like(sums[0])
-    has_bias = ctx.bias_dtype is not None
-    if grad_couplings is None or not ctx.couplings:
-        du, dweight, dbias = fused_backward(grad, u, weight, sums, agreed, logsums, ctx.leaky, has_bias)
+    if grad_couplings is None or not couplings:
+        du, dweight, dbias = backward(grad, u, weight, *kept, leaky, needs)
     else:  # rare: a loss on the couplings themselves
         sums = sums.transpose(1, 2).contiguous()
-        du, dweight, dbias = chunked_backward(grad, grad_couplings, u, weight, sums, ctx.leaky)
-    return du, dweight, dbias.to(ctx.bias_dtype) if has_bias else None, None, None, None
+        du, dweight, dbias = chunked.backward_operator(grad, grad_couplings, u, weight, sums, leaky, needs)
+    return du, dweight, None if bias is None else dbias.to(bias.dtype)
 
 
-fused.register_autograd(_differentiate_fused, setup_context=_save_fused)
+def _reference(
+    u: Tensor, weight: Tensor, bias: Optional[Tensor], iterations: int, leaky: bool, couplings: bool
+) -> tuple[Tensor, Tensor]:
+    poses, coupled = reference.dynamic_routing(u, weight, iterations, bias, leaky)
+    return poses, coupled if couplings else coupled.new_empty(0)
+
+
+def _flops(u: Any, weight: Any, bias: Any, iterations: int, *_: Any, out_shape: Any) -> int:
+    """Votes once, a weighted sum in each iteration, agreement in all but the last."""
+    I, J, D, K = weight
+    return 2 * u[0] * I * J * D * (K + 2 * iterations - 1)
+
+
+def _flops_backward(u: Any, weight: Any, sums: Any, *rest: Any) -> int:
+    """Gradients of couplings and of parents by agreement, in all iterations but the first; of votes by every sum and
+    agreement; of poses and weights."""
+    (I, J, D, K), R, needs = weight, sums[0], rest[-1]
+    votes = K * sum(needs[:2]) + (2 * R - 1) * any(needs[:2])
+    return 2 * u[0] * I * J * D * (votes + 2 * (R - 1))
+
+
+chunked = Operator(
+    "torchcaps::dynamic_routing_chunked",
+    forward=_forward_chunked,
+    fake=_fake_chunked,
+    backward=_backward_chunked,
+    fake_backward=_fake_backward_chunked,
+    gradients=_gradients_chunked,
+    reference=_reference,
+    tensors=3,
+    results=2,
+    flops=_flops,
+    flops_backward=lambda grad, grad_couplings, *rest, out_shape: _flops_backward(*rest),
+)
+fused = Operator(
+    "torchcaps::dynamic_routing_fused",
+    forward=_forward_fused,
+    fake=_fake_fused,
+    backward=_backward_fused,
+    fake_backward=_fake_backward_fused,
+    gradients=_gradients_fused,
+    reference=_reference,
+    tensors=3,
+    results=2,
+    flops=_flops,
+    flops_backward=lambda grad, *rest, out_shape: _flops_backward(*rest),
+)

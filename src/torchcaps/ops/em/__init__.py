@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.ops.dispatch import choose
-from torchcaps.ops.em import chunked, operators, reference
+from torchcaps.ops.em import operators
 from torchcaps.ops.em.reference import Reach
 from torchcaps.ops.result import Routed
 from torchcaps.ops.squash import no_autocast
@@ -137,13 +137,9 @@ def _route(
             temperature = inverse_temperature.to(pose.device, wide)
         else:  # filled on the device: nothing is copied to it while a CUDA graph is recorded
             temperature = torch.full((), inverse_temperature, dtype=wide, device=pose.device)
-        if backend == "reference":
-            votes = chunked.votes_of(pose_[:, reach.child].unflatten(-1, weight.shape[2:]), weight_, offset_)
-            found = reference.route_votes(votes, activation_, reach, u_, a_, iterations, temperature)
-        else:
-            inputs = pose_, activation_, weight_, u_, a_, temperature, *reach, offset_
-            found = operators.forward(*inputs, iterations, couplings, backend == "fused")[:3]
-    poses, activations, shares = found
+        route = operators.route.reference if backend == "reference" else operators.route
+        inputs = pose_, activation_, weight_, u_, a_, temperature, *reach, offset_
+        poses, activations, shares = route(*inputs, iterations, couplings, backend == "fused")
     return poses.to(torch.promote_types(pose.dtype, weight.dtype)), activations, shares
 
 

@@ -6,14 +6,14 @@ that part is routed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from torchcaps.ops.em import reference, routine
 from torchcaps.ops.em.reference import Reach
-from torchcaps.ops.em.routine import Gradients, Step
+from torchcaps.ops.em.routine import ALL, Gradients, Step
 
 SCRATCH = 2**20  # values of the votes of a part, unless one example has more; there are about four such arrays
 
@@ -44,7 +44,21 @@ class Made:
         first = away * pairs_BLNJ[..., None]
         return pairs_BLNJ.sum(2), first.sum(2), first.mul_(away).sum(2)
 
-    def spread(self, steps: list[Step]) -> tuple[Tensor, Tensor, Tensor]:
+    def spread(self, steps: list[Step], needs: Sequence[bool]) -> tuple[Tensor, Tensor, Tensor]:
+        d_pose = d_weight = self.votes.new_empty(0)
+        if needs[0] or needs[2]:
+            d_votes = self._gradient(steps).unflatten(-1, self.weight.shape[2:])
+            if needs[0]:
+                d_pose_BLNPP = torch.einsum("blnjpr,njqr->blnpq", d_votes, self.weight)
+                d_pose = self.reach.over_spots(d_pose_BLNPP.flatten(3))
+            if needs[2]:
+                d_weight = torch.einsum("blnpq,blnjpr->njqr", self.pose_BLNPP, d_votes)
+        first = steps[0]
+        d_first = (self.score(first.mean, first.linear, first.square, first.plus) * first.shares).sum(3)
+        return d_pose, self.reach.over_spots(d_first), d_weight
+
+    def _gradient(self, steps: list[Step]) -> Tensor:
+        """Of the votes."""
         d_votes = torch.zeros_like(self.votes)
         for step in steps:
             weight = (step.shares * self.activation_BLN1)[..., None]
@@ -52,12 +66,7 @@ class Made:
             if step.pairs is not None and step.inverse is not None:
                 slope -= step.pairs[..., None] * step.inverse[:, :, None]
             d_votes += slope.mul_(self._away(step.mean)).add_(weight * step.linear[:, :, None])
-        d_votes = d_votes.unflatten(-1, self.weight.shape[2:])
-        d_pose_BLNPP = torch.einsum("blnjpr,njqr->blnpq", d_votes, self.weight)
-        d_weight = torch.einsum("blnpq,blnjpr->njqr", self.pose_BLNPP, d_votes)
-        first = steps[0]
-        d_first = (self.score(first.mean, first.linear, first.square, first.plus) * first.shares).sum(3)
-        return self.reach.over_spots(d_pose_BLNPP.flatten(3)), self.reach.over_spots(d_first), d_weight
+        return d_votes
 
     def _away(self, mean_BLJD: Tensor) -> Tensor:
         return self.votes - mean_BLJD[:, :, None]
@@ -108,13 +117,17 @@ def backward(
     temperature: Tensor,
     offset_ND: Tensor | None,
     scratch: int = SCRATCH,
+    needs: Sequence[bool] = ALL,
 ) -> Gradients:
+    """As `routine.backward`."""
     parts = []
     for part in _parts(pose_BID, weight_NJPP, reach, scratch):
         votes = Made(pose_BID[part], activation_BI[part], weight_NJPP, reach, offset_ND)
         found, shares = routine.forward(votes, reach, beta_u_J, beta_a_J, iterations, temperature, len(votes.votes))
         grads = grad_mean[part], grad_active[part], None if grad_shares is None else grad_shares[part]
-        parts.append(routine.backward(votes, activation_BI[part], reach, beta_u_J, temperature, found, shares, *grads))
+        parts.append(
+            routine.backward(votes, activation_BI[part], reach, beta_u_J, temperature, found, shares, *grads, needs)
+        )
     poses, activations, *rest = zip(*parts)
     return Gradients(torch.cat(poses), torch.cat(activations), *(torch.stack(each).sum(0) for each in rest))
 

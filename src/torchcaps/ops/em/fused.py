@@ -6,13 +6,15 @@ partial sums to slots, which are added in a fixed order: two runs agree bit for 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import triton
 from torch import Tensor
 
 from torchcaps.ops.em import kernels, routine
 from torchcaps.ops.em.reference import FLOOR, LEAST, Reach
-from torchcaps.ops.em.routine import Fitted, Gradients, Step
+from torchcaps.ops.em.routine import ALL, Fitted, Gradients, Step
 
 TJ, TN = 2, 32  # parents and spots of a tile, where it has several parents
 WARPS = 1  # one thread for each spot
@@ -63,7 +65,7 @@ class Unwritten:
         )  # fmt: skip
         return of_one, of_distance, of_square
 
-    def spread(self, steps: list[Step]) -> tuple[Tensor, Tensor, Tensor]:
+    def spread(self, steps: list[Step], needs: Sequence[bool]) -> tuple[Tensor, Tensor, Tensor]:
         first, *later = steps
         equal_LN = first.shares[0, :, :, 0].contiguous()
         centre = first.mean
@@ -86,6 +88,9 @@ class Unwritten:
             *known, pairs, d_pose, d_first, *sizes, T=len(steps), **self.tile
         )
         d_first = (d_first + first.plus.sum(2, keepdim=True)) * equal_LN
+        found = self.reach.over_spots(d_pose) if needs[0] else d_pose.new_empty(0), self.reach.over_spots(d_first)
+        if not needs[2]:
+            return *found, d_pose.new_empty(0)
 
         work = self.B * self.L
         length = triton.cdiv(work, max(1, min(work, PROGRAMS // (blocks * self.J))))
@@ -94,7 +99,7 @@ class Unwritten:
             *known, pairs, slots, *sizes, work, length, T=len(steps), **self.tile
         )
         d_weight = slots.sum(0).permute(2, 0, 1).contiguous().view(self.N, self.J, self.P, self.P)
-        return self.reach.over_spots(d_pose), self.reach.over_spots(d_first), d_weight
+        return *found, d_weight
 
     @property
     def _grid(self) -> tuple[int, int, int]:
@@ -150,8 +155,9 @@ def backward(
     temperature: Tensor,
     offset: Tensor | None,
     *kept: Tensor,
+    needs: Sequence[bool] = ALL,
 ) -> Gradients:
-    """kept: what the forward returned after its three results."""
+    """kept: what the forward returned after its three results; needs: as in `Votes.spread`."""
     votes = Unwritten(pose, activation, weight, reach, offset)
     *each, rest = kept
     found = [Fitted(*one) for one in zip(*each)]
@@ -159,4 +165,4 @@ def backward(
     later = [each.transpose(2, 3) for each in rest]
     shares = [equal_LN[None, :, :, None].expand(len(pose), -1, -1, len(beta_u)), *later]
     grads = grad_mean, grad_active, grad_shares
-    return routine.backward(votes, activation, reach, beta_u, temperature, found, shares, *grads)
+    return routine.backward(votes, activation, reach, beta_u, temperature, found, shares, *grads, needs)

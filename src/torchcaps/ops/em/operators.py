@@ -1,22 +1,18 @@
-"""EM routing as one PyTorch operator with a hand-written backward; torch.compile, torch.export and CUDA graphs go
-through it.
-
-`torchcaps::em_routing` returns poses, activations and couplings, and then what its backward needs.
-"""
+"""EM routing as an operation with a hand-written gradient."""
 
 # No `from __future__ import annotations`: torch.library reads the schema from the annotations.
+from collections.abc import Callable
 from typing import Any, Optional
 
-import torch
 from torch import Tensor
 
-from torchcaps.ops.em import chunked
+from torchcaps.ops.em import chunked, reference
 from torchcaps.ops.em.reference import Reach
+from torchcaps.ops.operator import Gradients, Operator
 from torchcaps.ops.squash import no_autocast
 
 
-@torch.library.custom_op("torchcaps::em_routing", mutates_args=())
-def forward(
+def _forward(
     pose: Tensor,
     activation: Tensor,
     weight: Tensor,
@@ -43,8 +39,7 @@ def forward(
     return poses, active, shares, total, mean, variance, logit, kept
 
 
-@torch.library.custom_op("torchcaps::em_routing_backward", mutates_args=())
-def backward(
+def _backward(
     grad_mean: Tensor,
     grad_active: Tensor,
     grad_shares: Optional[Tensor],
@@ -64,21 +59,21 @@ def backward(
     shares: Tensor,
     iterations: int,
     fused: bool,
+    needs: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of the first five inputs of the forward."""
+    """Gradients of the first five inputs of the forward; of poses and weights empty where none is needed."""
     reach = Reach(child, spots)
     if fused:
         from torchcaps.ops.em import fused as kernels
 
         inputs = grad_mean, grad_active, grad_shares, pose, activation, weight, reach, beta_u, temperature, offset
-        return kernels.backward(*inputs, total, mean, variance, logit, shares)
+        return kernels.backward(*inputs, total, mean, variance, logit, shares, needs=needs)
     given = grad_mean, grad_active, grad_shares, pose, activation, weight, reach, beta_u, beta_a
     with no_autocast(pose):
-        return chunked.backward(*given, iterations, temperature, offset)
+        return chunked.backward(*given, iterations, temperature, offset, needs=needs)
 
 
-@forward.register_fake
-def _(
+def _fake(
     pose: Tensor,
     activation: Tensor,
     weight: Tensor,
@@ -102,8 +97,7 @@ def _(
     return *results, total, mean, variance, logit, shares
 
 
-@backward.register_fake
-def _(
+def _fake_backward(
     grad_mean: Tensor,
     grad_active: Tensor,
     grad_shares: Optional[Tensor],
@@ -114,26 +108,68 @@ def _(
     beta_a: Tensor,
     *rest: Any,
 ) -> tuple[Tensor, ...]:
-    return tuple(x.new_empty(x.shape) for x in (pose, activation, weight, beta_u, beta_a))
+    needs = rest[-1]
+    shapes = pose.shape if needs[0] else (0,), activation.shape, weight.shape if needs[2] else (0,)
+    found = (x.new_empty(shape) for x, shape in zip((pose, activation, weight), shapes))
+    return *found, beta_u.new_empty(beta_u.shape), beta_a.new_empty(beta_a.shape)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.save_for_backward(*inputs[:9], *output[3:])
-    ctx.iterations, ctx.couplings, ctx.fused = inputs[9:]
-    ctx.set_materialize_grads(False)
-
-
-def _differentiate(
-    ctx: Any, mean: Optional[Tensor], active: Optional[Tensor], shares: Optional[Tensor], *_: Any
-) -> tuple[Optional[Tensor], ...]:
+def _gradients(
+    backward: Callable[..., Any], grads: Any, tensors: Any, kept: Any, constants: Any, needs: Any
+) -> Gradients:
     """Gradients of results that were not used are zero; that of the couplings may be missing."""
-    pose, _, weight, _, _, _, child = ctx.saved_tensors[:7]
+    (mean, active, shares), (iterations, couplings, fused) = grads, constants
+    pose, weight, child = tensors[0], tensors[2], tensors[6]
     (B, _, D), L, J = pose.shape, len(child), weight.shape[1]
     mean = pose.new_zeros(B, L, J, D) if mean is None else mean.contiguous()
     active = pose.new_zeros(B, L, J) if active is None else active.contiguous()
-    if not ctx.couplings or ctx.iterations == 1:  # the first couplings are constants
+    if not couplings or iterations == 1:  # the first couplings are constants
         shares = None
-    return *backward(mean, active, shares, *ctx.saved_tensors, ctx.iterations, ctx.fused), *[None] * 7
+    return *backward(mean, active, shares, *tensors, *kept, iterations, fused, list(needs[:5])), *[None] * 4
 
 
-forward.register_autograd(_differentiate, setup_context=_save)
+def _reference(
+    pose: Tensor,
+    activation: Tensor,
+    weight: Tensor,
+    beta_u: Tensor,
+    beta_a: Tensor,
+    temperature: Tensor,
+    child: Tensor,
+    spots: Tensor,
+    offset: Optional[Tensor],
+    iterations: int,
+    couplings: bool,
+    fused: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    votes = chunked.votes_of(pose[:, child].unflatten(-1, weight.shape[2:]), weight, offset)
+    costs = beta_u, beta_a, iterations, temperature.detach()
+    poses, active, shares = reference.route_votes(votes, activation, Reach(child, spots), *costs)
+    return poses, active, shares if couplings else shares.new_empty(0)
+
+
+def _flops(pose: Any, activation: Any, weight: Any, *rest: Any, out_shape: Any) -> int:
+    """The products of matrices that make the votes."""
+    (L, N), (_, J, P, _) = rest[3], weight
+    return 2 * pose[0] * L * N * J * P**3
+
+
+def _flops_backward(mean: Any, active: Any, shares: Any, *rest: Any, out_shape: Any) -> int:
+    """The same for the gradient of the poses, and for that of the weights."""
+    needs = rest[-1]
+    return (needs[0] + needs[2]) * _flops(*rest, out_shape=None)
+
+
+route = Operator(
+    "torchcaps::em_routing",
+    forward=_forward,
+    fake=_fake,
+    backward=_backward,
+    fake_backward=_fake_backward,
+    gradients=_gradients,
+    reference=_reference,
+    tensors=9,
+    results=3,
+    flops=_flops,
+    flops_backward=_flops_backward,
+)

@@ -8,6 +8,7 @@ concerns parents, or pairs of a spot and a parent, is here. README.md derives th
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -15,6 +16,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from torchcaps.ops.em.reference import FLOOR, LEAST, STEP, Reach, share_out
+
+ALL = (True,) * 5  # every gradient is needed
 
 
 class Votes(Protocol):
@@ -32,8 +35,9 @@ class Votes(Protocol):
         """Σ_N pairs (B, L, J), Σ_N pairs (v - mean) and Σ_N pairs (v - mean)² (B, L, J, D)."""
         ...
 
-    def spread(self, steps: list[Step]) -> tuple[Tensor, Tensor, Tensor]:
+    def spread(self, steps: list[Step], needs: Sequence[bool]) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients of the poses (B, I, D), of the activations (B, I) by the first step, of the weights (N, J, P, P).
+        Those of the poses and of the weights are empty where needs[0] or needs[2] is false.
 
         The gradient of a vote is the sum over steps of share · activation · (linear + 2 square (v - mean))
         - pairs · inverse · (v - mean), and that of an activation by the first step the sum over parents of
@@ -99,8 +103,10 @@ def backward(
     grad_mean: Tensor,
     grad_active: Tensor,
     grad_shares: Tensor | None,
+    needs: Sequence[bool] = ALL,
 ) -> Gradients:
-    """From the gradients of the last mean, of the activations, and perhaps of the last shares."""
+    """From the gradients of the last mean, of the activations, and perhaps of the last shares; `needs` as in
+    `Votes.spread`."""
     D = grad_mean.shape[-1]
     d_mean, d_variance = grad_mean, torch.zeros_like(grad_mean)
     d_logit = grad_active * found[-1].logit.sigmoid() * (-found[-1].logit).sigmoid()
@@ -138,5 +144,5 @@ def backward(
         d_logit = of_one * (-before.logit).sigmoid()
         d_mean = of_distance * inverse
         d_variance = 0.5 * inverse * (of_square * inverse - of_one[..., None])
-    d_pose, d_first, d_weight = votes.spread(steps[::-1])
+    d_pose, d_first, d_weight = votes.spread(steps[::-1], needs)
     return Gradients(d_pose, d_activation + d_first, d_weight, d_beta_u, d_beta_a)

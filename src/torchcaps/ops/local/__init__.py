@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from torchcaps.ops.dispatch import choose
-from torchcaps.ops.local import operators, reference
+from torchcaps.ops.local import operators
 from torchcaps.ops.local.reference import Window
 from torchcaps.ops.result import Routed
-from torchcaps.ops.squash import at_least_float32, no_autocast
+from torchcaps.ops.squash import at_least_float32, autocast_dtype, no_autocast
 
 __all__ = ["Window", "local_routing"]
 PLAIN = Window()
@@ -47,19 +47,15 @@ def local_routing(
     if len(bias) == 1:
         iterations = 1  # the coupling to a single parent is always 1
     dtype = torch.promote_types(pose.dtype, weight.dtype)
-    if torch.is_autocast_enabled(pose.device.type) and dtype != torch.float64:  # autocast does not change float64
-        dtype = torch.get_autocast_dtype(pose.device.type)
+    if dtype != torch.float64:  # autocast does not change float64
+        dtype = autocast_dtype(pose) or dtype
     pose, weight = pose.to(dtype), weight.to(dtype)
     wide = at_least_float32(bias.to(torch.promote_types(dtype, bias.dtype)))
     with no_autocast(pose):
         backend = choose("local routing", pose, wide)
-        if backend == "reference":
-            votes = at_least_float32(reference.votes_of(pose, weight, bias.shape, window))
-            poses, couplings = reference.route_votes(votes, iterations, wide)
-        else:
-            numbers = [int(each) for each in window]
-            inputs = pose, weight, wide, numbers, iterations, return_couplings, backend == "fused"
-            poses, couplings = operators.forward(*inputs)
+        route = operators.route.reference if backend == "reference" else operators.route
+        numbers = [int(each) for each in window]
+        poses, couplings = route(pose, weight, wide, numbers, iterations, return_couplings, backend == "fused")
     return Routed(poses.to(dtype), None, couplings if return_couplings else None)
 
 

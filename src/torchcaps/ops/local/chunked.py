@@ -6,7 +6,7 @@ gradient is written by hand; README.md derives it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import torch
@@ -110,13 +110,15 @@ def backward(
     window: Window,
     router: Router,
     scratch: int = SCRATCH,
+    needs: Sequence[bool] = (True, True),
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of the poses, the weight and the bias."""
+    """Gradients of the poses, the weight and the bias; the first two empty where none is needed."""
     parts, size = [], window.size(pose_BTDHW, weight)
     for part in _parts(pose_BTDHW, bias_JE, size, scratch):
         votes = votes_of(pose_BTDHW[part], weight, bias_JE.shape, window)
         d_votes, d_bias = router.backward(grad_BJEYX[part].flatten(3), votes.flatten(4), bias_JE, iterations)
-        d_pose, d_weight = window.gradients(d_votes.view_as(votes).to(votes.dtype), pose_BTDHW[part], weight)
+        d_votes = d_votes.view_as(votes).to(votes.dtype)
+        d_pose, d_weight = window.gradients(d_votes, pose_BTDHW[part], weight, needs)
         parts.append((d_pose, d_weight, d_bias))
     if len(parts) == 1:
         return parts[0]

@@ -7,6 +7,7 @@ dimensions of children and parents, Y×X positions of parents.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -55,8 +56,11 @@ class Window(NamedTuple):
         B, T = pose_BTDHW.shape[:2]
         return votes.unflatten(0, (B, T)) if weight.ndim == 4 else votes.unflatten(1, (T, -1))
 
-    def gradients(self, d_votes: Tensor, pose_BTDHW: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute the gradients of poses and weight from that of the votes (B, T, …, Y, X)."""
+    def gradients(
+        self, d_votes: Tensor, pose_BTDHW: Tensor, weight: Tensor, needs: Sequence[bool] = (True, True)
+    ) -> tuple[Tensor, Tensor]:
+        """Compute the gradients of poses and weight, empty where none is needed, from that of the votes
+        (B, T, …, Y, X)."""
         maps, kernel, groups = self._fold(pose_BTDHW, weight)
         d_maps, d_kernel, _ = torch.ops.aten.convolution_backward(
             d_votes.flatten(2, -3).flatten(*((0, 1) if weight.ndim == 4 else (1, 2))),
@@ -69,9 +73,13 @@ class Window(NamedTuple):
             self.transposed,
             [self.output_padding] * 2,
             groups,
-            [True, True, False],
+            [*needs[:2], False],
         )
-        return d_maps.reshape(pose_BTDHW.shape), d_kernel.reshape(weight.shape)
+        none = d_votes.new_empty(0)
+        return (
+            d_maps.reshape(pose_BTDHW.shape) if needs[0] else none,
+            d_kernel.reshape(weight.shape) if needs[1] else none,
+        )
 
     @staticmethod
     def _fold(pose_BTDHW: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, int]:
