@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 from torchcaps import testing
 from torchcaps.capsules import Capsules
@@ -55,6 +56,54 @@ def test_properties():
     testing.assert_batch_independent(layer, features)
     testing.assert_lengths_bounded(layer, features)
     testing.assert_gradcheck(layer, features[:1])
+
+
+def moved(layer):
+    """What the layer computes when its convolution is called as a module."""
+    return squash(layer.conv(FEATURES).view(2, 3, 4, -1), dim=2).mT.reshape(2, -1, 4)
+
+
+FEATURES = torch.randn(2, 2, 7, 7, generator=torch.Generator().manual_seed(0))
+CONVOLUTIONS = {
+    "plain": lambda: nn.Conv2d(2, 12, 3),
+    "dilated": lambda: nn.Conv2d(2, 12, 3, dilation=2),
+    "grouped": lambda: nn.Conv2d(2, 12, 3, groups=2),
+    "circular": lambda: nn.Conv2d(2, 12, 3, padding=1, padding_mode="circular"),
+    "reflected": lambda: nn.Conv2d(2, 12, 3, padding=(1, 2), padding_mode="reflect"),
+    "same": lambda: nn.Conv2d(2, 12, 3, padding="same"),
+    "valid": lambda: nn.Conv2d(2, 12, (2, 3), padding="valid"),
+    "no-bias": lambda: nn.Conv2d(2, 12, 3, bias=False),
+    "spectral-norm": lambda: nn.utils.parametrizations.spectral_norm(nn.Conv2d(2, 12, 3)).eval(),
+    "subclass": lambda: type("Doubled", (nn.Conv2d,), {"forward": lambda self, x: 2 * nn.Conv2d.forward(self, x)})(
+        2, 12, 3
+    ),
+    "sequence": lambda: nn.Sequential(nn.Conv2d(2, 5, 3), nn.Conv2d(5, 12, 1)),
+    "lazy": lambda: nn.LazyConv2d(12, 3),
+}
+
+
+@pytest.mark.parametrize("conv", CONVOLUTIONS)
+def test_any_convolution_is_called_as_it_would_call_itself(conv):
+    layer = PrimaryCaps(2, 3, 4)
+    layer.conv = CONVOLUTIONS[conv]()
+    torch.testing.assert_close(layer(FEATURES).pose, moved(layer))
+
+
+def test_what_replaces_forward_is_called():
+    layer = PrimaryCaps(2, 3, 4, kernel_size=3)
+    forward = layer.conv.forward
+    layer.conv.forward = lambda x: 0 * forward(x)
+    assert not layer(FEATURES).pose.any()
+
+
+def test_maps_that_do_not_fit_are_named():
+    layer = PrimaryCaps(2, 3, 4)
+    layer.conv = nn.Conv2d(2, 12, (3, 5), padding=(1, 0), dilation=2)
+    with pytest.raises(ValueError, match=r"\(B, 2, H, W\) of at least 3×9, got \(1, 2, 2, 9\)"):
+        layer(torch.zeros(1, 2, 2, 9))
+    layer.conv = nn.Conv2d(2, 8, 3)
+    with pytest.raises(ValueError, match=r"conv must return maps of shape \(B, 3·4, H, W\), got .* 12 output channels"):
+        layer(FEATURES)
 
 
 def test_repr_names_types_and_dim():

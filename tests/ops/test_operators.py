@@ -5,9 +5,10 @@ import pytest
 import torch
 
 from torchcaps.layers import DenseCaps
-from torchcaps.ops import dynamic_routing
+from torchcaps.ops import Window, dynamic_routing, em_routing, local_routing, primary, squash_maps
 from torchcaps.ops.dispatch import using
 from torchcaps.ops.dynamic import operators
+from torchcaps.ops.local import operators as local
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -90,3 +91,50 @@ def test_layer_exports():
     program = torch.export.export(Poses(layer), (torch.randn(3, 9, 4),), dynamic_shapes=({0: batch},))
     u = torch.randn(7, 9, 4)
     torch.testing.assert_close(program.module()(u), layer(u).pose)
+
+
+def seeded(*shape):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(DEVICE)
+
+
+ROUTES = {
+    "dynamic": (lambda u, weight, bias: dynamic_routing(u, weight, 2, bias=bias), [(3, 5, 4), (5, 3, 6, 4), (3, 6)]),
+    "em": (
+        lambda pose, active, weight, u, a: em_routing(pose, active.sigmoid(), weight, u, a, 2),
+        [(2, 5, 4), (2, 5), (5, 3, 2, 2), (3,), (3,)],
+    ),
+    "local": (
+        lambda pose, weight, bias: local_routing(pose, weight, bias, 2, Window(padding=1)),
+        [(2, 2, 4, 3, 3), (6, 4, 3, 3), (2, 3)],
+    ),
+    "squash_maps": (lambda maps, bias: (squash_maps(maps, bias, 3, 0.5),), [(2, 6, 3, 3), (6,)]),
+}
+
+
+@pytest.mark.parametrize("backend", ["chunked", "fused"])
+@pytest.mark.parametrize("name", ROUTES)
+def test_what_is_frozen_changes_no_other_gradient(name, backend):
+    route, shapes = ROUTES[name]
+
+    def gradients(frozen):
+        inputs = [seeded(*shape).requires_grad_(i != frozen) for i, shape in enumerate(shapes)]
+        with using(backend):
+            sum(x.square().sum() for x in route(*inputs) if x is not None).backward()
+        return [x.grad for x in inputs]
+
+    expected = gradients(None)
+    for frozen in range(len(shapes)):
+        for i, (one, other) in enumerate(zip(gradients(frozen), expected)):
+            assert (one is None) if i == frozen else torch.equal(one, other)
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["plain", "kernels"])
+def test_backwards_leave_out_what_is_not_needed(fused):
+    pose, weight, bias = (seeded(*shape) for shape in ROUTES["local"][1])
+    none = [False, False, False]
+    grad = torch.ones(2, 2, 3, 3, 3, device=DEVICE)
+    found = local.route.backward(grad, pose, weight, bias, [1, 1, 1, 0, 0], 2, fused, none)
+    assert [x.numel() for x in found] == [0, 0, bias.numel()]
+    maps = seeded(2, 6, 3, 3)
+    found = primary._squash_maps.backward(torch.ones(2, 18, 3, device=DEVICE), maps, None, 3, 0.5, fused, none)
+    assert [x.numel() for x in found] == [0, 0]

@@ -50,7 +50,7 @@ class PrimaryCaps(nn.Module):
         `conv` may be any module with such maps as output: it may be wrapped, hooked, parametrised or replaced.
         """
         conv, bias = self.conv, None if self.bias is None else self.bias.flatten()
-        if isinstance(conv, nn.Conv2d):
+        if type(conv) is nn.Conv2d:
             self._check(features, conv)
         if bias is None and _is_plain(conv):  # then the bias of conv is added in the same pass as the squash
             maps, bias = conv._conv_forward(features, conv.weight, None), conv.bias
