@@ -29,10 +29,13 @@ def forward(
     iterations: int,
     couplings: bool,
     fused: bool,
+    epsilon: float,
+    floor: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Poses (B, L, J, D), activations (B, L, J), couplings (B, L, N, J) or empty; then of each iteration total, mean,
     variance, logit and shares, all empty if chunked, whose backward routes once more."""
-    inputs = pose, activation, weight, Reach(child, spots), beta_u, beta_a, iterations, temperature, offset, couplings
+    given = pose, activation, weight, Reach(child, spots), beta_u, beta_a
+    inputs = *given, iterations, temperature, offset, couplings, epsilon, floor
     if fused:
         from torchcaps.ops.em import fused as kernels
 
@@ -64,6 +67,8 @@ def backward(
     shares: Tensor,
     iterations: int,
     fused: bool,
+    epsilon: float,
+    floor: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of the first five inputs of the forward."""
     reach = Reach(child, spots)
@@ -71,10 +76,10 @@ def backward(
         from torchcaps.ops.em import fused as kernels
 
         inputs = grad_mean, grad_active, grad_shares, pose, activation, weight, reach, beta_u, temperature, offset
-        return kernels.backward(*inputs, total, mean, variance, logit, shares)
+        return kernels.backward(*inputs, epsilon, floor, total, mean, variance, logit, shares)
     given = grad_mean, grad_active, grad_shares, pose, activation, weight, reach, beta_u, beta_a
     with no_autocast(pose):
-        return chunked.backward(*given, iterations, temperature, offset)
+        return chunked.backward(*given, iterations, temperature, offset, epsilon, floor)
 
 
 @forward.register_fake
@@ -91,6 +96,8 @@ def _(
     iterations: int,
     couplings: bool,
     fused: bool,
+    epsilon: float,
+    floor: float,
 ) -> tuple[Tensor, ...]:
     (B, _, D), (L, N), J = pose.shape, child.shape, weight.shape[1]
     results = pose.new_empty(B, L, J, D), pose.new_empty(B, L, J), pose.new_empty((B, L, N, J) if couplings else (0,))
@@ -119,7 +126,7 @@ def _(
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.save_for_backward(*inputs[:9], *output[3:])
-    ctx.iterations, ctx.couplings, ctx.fused = inputs[9:]
+    ctx.iterations, ctx.couplings, *ctx.rest = inputs[9:]
     ctx.set_materialize_grads(False)
 
 
@@ -133,7 +140,7 @@ def _differentiate(
     active = pose.new_zeros(B, L, J) if active is None else active.contiguous()
     if not ctx.couplings or ctx.iterations == 1:  # the first couplings are constants
         shares = None
-    return *backward(mean, active, shares, *ctx.saved_tensors, ctx.iterations, ctx.fused), *[None] * 7
+    return *backward(mean, active, shares, *ctx.saved_tensors, ctx.iterations, *ctx.rest), *[None] * 9
 
 
 forward.register_autograd(_differentiate, setup_context=_save)
