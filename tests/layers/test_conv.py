@@ -6,8 +6,9 @@ from torch.nn import functional
 
 from torchcaps.capsules import Capsules
 from torchcaps.errors import UserError
-from torchcaps.layers import ConvCaps2d, DeconvCaps2d
+from torchcaps.layers import ConvCaps2d, DeconvCaps2d, DenseCaps, MatrixConvCaps2d, PrimaryCaps
 from torchcaps.ops import squash
+from torchcaps.ops.dispatch import using
 
 
 def test_sizes_by_default():
@@ -66,6 +67,55 @@ def test_training_reaches_every_weight():
     assert all(parameter.grad.abs().max() > 0 for parameter in layer.parameters())
 
 
+@pytest.mark.parametrize("kind", [ConvCaps2d, DeconvCaps2d])
+def test_couplings_carry_no_gradient(kind):
+    parents, couplings = kind(2, 3, 2, 4)(torch.randn(1, 2, 3, 6, 6), return_couplings=True)
+    assert parents.pose.requires_grad
+    assert not couplings.requires_grad
+
+
+@pytest.mark.parametrize("backend", ["reference", "chunked"])
+def test_couplings_of_every_path_carry_no_gradient(backend):
+    with using(backend):
+        assert not ConvCaps2d(2, 3, 2, 4)(torch.randn(1, 2, 3, 6, 6), return_couplings=True)[1].requires_grad
+
+
+@pytest.mark.parametrize(("T", "J", "E"), [(8, 8, 16), (32, 4, 8), (16, 32, 16)])
+@pytest.mark.parametrize("kind", [ConvCaps2d, DeconvCaps2d])
+@pytest.mark.parametrize("routing", ["dynamic", "uniform"])
+def test_parents_start_about_half_long(kind, T, J, E, routing):
+    torch.manual_seed(0)
+    children = torch.randn(2, T, 8, 12, 12)
+    children = 0.7 * children / children.norm(dim=2, keepdim=True)
+    lengths = kind(T, 8, J, E, routing=routing, bias=False)(children).activation[..., 4:-4, 4:-4]
+    assert 0.3 < lengths.mean() < 0.65
+
+
+def test_an_activation_of_the_children_is_their_length():
+    pose, activation, layer = torch.randn(1, 2, 3, 6, 6), torch.rand(1, 2, 6, 6), ConvCaps2d(2, 3, 2, 4)
+    vectors = pose / pose.norm(dim=2, keepdim=True) * activation[:, :, None]
+    torch.testing.assert_close(layer(Capsules(pose, activation)).pose, layer(vectors).pose)
+
+
+def test_primary_convolutional_and_dense_capsules_are_stacked_as_they_are():
+    stack = torch.nn.Sequential(
+        PrimaryCaps(4, 3, 16, 3, maps=True),
+        ConvCaps2d(3, 16, 2, 16, kernel=3),
+        MatrixConvCaps2d(2, 5, kernel=3),
+        ConvCaps2d(5, 16, 2, 8, kernel=3, stride=2),
+        DenseCaps(2 * 2 * 2, 8, 6, 16),
+        DenseCaps(6, 16, 3, 16, routing="em"),
+    )
+    features = torch.randn(2, 4, 14, 14)
+    assert stack(features).pose.shape == (2, 3, 16)
+    stack(features).activation.square().sum().backward()
+    assert all(layer.weight.grad.abs().max() > 0 for layer in stack[1:])
+    primary = PrimaryCaps(4, 3, 16, 3)
+    primary.load_state_dict(stack[0].state_dict())
+    dense = DenseCaps(3 * 6 * 6, 16, 2, 4)
+    assert torch.equal(dense(stack[0](features)).pose, dense(primary(features)).pose)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -86,3 +136,5 @@ def test_impossible_layers_are_refused(options, message):
 def test_a_wrong_pose_is_named():
     with pytest.raises(ValueError, match=r"expected a pose of shape \(B, 2, 3, H, W\), got \(1, 3, 3, 4, 4\)"):
         ConvCaps2d(2, 3, 2, 4)(torch.zeros(1, 3, 3, 4, 4))
+    with pytest.raises(ValueError, match=r"got \(1, 6, 3\); PrimaryCaps\(…, maps=True\) returns maps"):
+        ConvCaps2d(2, 3, 2, 4)(torch.zeros(1, 6, 3))

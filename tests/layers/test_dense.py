@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import pairwise, product
 
 import pytest
 import torch
@@ -66,9 +66,9 @@ def test_forward_takes_another_number_of_iterations():
     assert layer.iterations == 3
 
 
-def half_long(*shape):
+def children_of_length(length, *shape):
     children = torch.randn(shape)
-    return children / children.norm(dim=-1, keepdim=True) / 2
+    return length * children / children.norm(dim=-1, keepdim=True)
 
 
 def five_deep(leaky=False):
@@ -80,25 +80,80 @@ def five_deep(leaky=False):
 @pytest.mark.parametrize("children", ["half", "zero", "long"])
 def test_five_deep_is_finite(children, leaky):
     stack = five_deep(leaky)
-    u = half_long(4, 32, 8) * {"half": 1, "zero": 0, "long": 1000}[children]
+    u = children_of_length({"half": 0.5, "zero": 0, "long": 500}[children], 4, 32, 8)
     stack(u.requires_grad_()).activation.sum().backward()
     for gradient in (u.grad, *(parameter.grad for parameter in stack.parameters())):
         assert gradient.isfinite().all()
         assert (gradient.abs().max() > 0) == (children != "zero")
 
 
-def test_five_deep_does_not_vanish():
-    stack = five_deep()
-    lengths = stack(half_long(4, 32, 8)).activation
-    lengths.sum().backward()
-    assert lengths.mean() > 0.05
-    assert all(parameter.grad.abs().max() > 1e-4 for parameter in stack.parameters())
+@pytest.mark.parametrize("routing", sorted(ROUTINGS))
+@pytest.mark.parametrize("length", [0.75, 0.99])
+def test_five_deep_neither_vanishes_nor_saturates(routing, length):
+    """Behind a plain and behind a normalised backbone."""
+    torch.manual_seed(0)
+    parents = [(32, 16), (32, 16), (32, 16), (24, 16), (10, 16)]
+    stack = nn.Sequential(*(DenseCaps(*a, *b, routing=routing) for a, b in pairwise([(128, 16), *parents])))
+    x, spread = children_of_length(length, 4, 128, 16), []
+    for layer in stack:
+        x, couplings = layer(x, return_couplings=True)
+        assert x.activation.mean() < 0.85
+        assert couplings.max(-1).values.mean() < 0.75
+        spread.append(x.pose.std(0).norm() / x.pose.norm(dim=(1, 2)).mean())
+    assert x.activation.mean() > 1e-5
+    assert min(spread) > 0.05  # images still differ
+    x.activation.sum().backward()
+    assert all(layer.weight.grad.abs().max() > 1e-9 for layer in stack)
 
 
-@pytest.mark.parametrize("sizes", [(1152, 8, 10, 16), (40, 4, 3, 5), (512, 8, 16, 8), (200, 8, 100, 4)], ids=str)
-def test_parents_start_about_half_long(sizes):
-    lengths = DenseCaps(*sizes, iterations=1)(half_long(8, *sizes[:2])).activation
-    assert 0.3 < lengths.mean() < 0.7
+SQUASHED = sorted(name for name, routing in ROUTINGS.items() if routing.squashed)
+
+
+@pytest.mark.parametrize("routing", SQUASHED)
+@pytest.mark.parametrize("iterations", [1, 3])
+def test_parents_start_about_half_long(routing, iterations):
+    """For any number of children, unless the logits of few children would already choose among many parents."""
+    torch.manual_seed(0)
+    for I, J, K, D in product((24, 200), (2, 10, 30), (4, 16), (4, 8, 32)):
+        layer = DenseCaps(I, K, J, D, routing=routing, iterations=iterations)
+        lengths = layer(children_of_length(0.7, 16, I, K)).activation
+        assert 0.3 < lengths.mean() < 0.65, (I, J, K, D)
+
+
+def test_leaky_parents_start_as_long():
+    torch.manual_seed(0)
+    lengths = DenseCaps(200, 8, 3, 16, leaky=True)(children_of_length(0.7, 16, 200, 8)).activation
+    assert 0.3 < lengths.mean() < 0.65
+
+
+def test_the_initial_weight_can_be_chosen():
+    weight = DenseCaps(100, 16, 10, 16, routing="em", std=0.3).weight
+    assert weight.mean().abs() < 0.01
+    assert 0.25 < weight.std() < 0.28  # truncated
+
+
+def test_maps_are_read_by_type_row_and_column():
+    layer = DenseCaps(2 * 3 * 4, 5, 3, 6, routing="dynamic")
+    maps = torch.randn(2, 2, 5, 3, 4)
+    listed = torch.stack([maps[:, t, :, y, x] for t in range(2) for y in range(3) for x in range(4)], 1)
+    assert torch.equal(layer(maps).pose, layer(listed).pose)
+    with pytest.raises(ValueError, match=r"expected a pose of shape \(B, 24, 5\), got \(2, 2, 5, 3, 3\)"):
+        layer(maps[..., :3])
+
+
+@pytest.mark.parametrize("routing", SQUASHED)
+def test_an_activation_of_the_children_is_their_length(routing):
+    pose, activation = torch.randn(2, 6, 4), torch.rand(2, 6)
+    layer = DenseCaps(6, 4, 3, 5, routing=routing)
+    vectors = pose / pose.norm(dim=-1, keepdim=True) * activation[..., None]
+    torch.testing.assert_close(layer(Capsules(pose, activation)).pose, layer(vectors).pose)
+
+
+def test_a_mixed_stack_trains_every_weight():
+    routings = ("em", "dynamic", "self_attention", "em", "uniform")
+    stack = nn.Sequential(*(DenseCaps(6, 16, 6, 16, routing=routing) for routing in routings))
+    stack(children_of_length(0.7, 3, 6, 16)).activation.square().sum().backward()
+    assert all(layer.weight.grad.isfinite().all() and layer.weight.grad.abs().max() > 0 for layer in stack)
 
 
 @pytest.mark.parametrize(
@@ -107,15 +162,17 @@ def test_parents_start_about_half_long(sizes):
         ((6, 4, 3, 5), {"routing": "dinamic"}, "no routing is called 'dinamic': did you mean 'dynamic'"),
         ((6, 4, 3, 5), {"iterations": 0}, "iterations must be at least 1, got 0"),
         ((6, 0, 3, 5), {}, "sizes must be positive: 6×0 → 3×5"),
+        ((6, 4, 3, 5), {"epsilon": 1e-9}, "dynamic routing has no inverse_temperature, epsilon or floor"),
+        ((6, 4, 3, 4), {"routing": "em", "inverse_temperature": 0}, "inverse_temperature must be a positive number"),
     ],
-    ids=["routing", "iterations", "sizes"],
+    ids=["routing", "iterations", "sizes", "no temperature", "temperature"],
 )
 def test_wrong_arguments_are_named(arguments, options, message):
     with pytest.raises(ValueError, match="DenseCaps: " + message):
         DenseCaps(*arguments, **options)
 
 
-@pytest.mark.parametrize("shape", [(3, 5, 4), (3, 6, 3), (6, 4), (3, 6, 4, 1, 1)], ids=str)
+@pytest.mark.parametrize("shape", [(3, 5, 4), (3, 6, 3), (6, 4), (3, 6, 4, 2, 1)], ids=str)
 def test_wrong_children_are_named(shape):
     with pytest.raises(
         ValueError, match=r"DenseCaps\(6×4 → 3×5.*expected a pose of shape \(B, 6, 4\), got .* in_capsules"

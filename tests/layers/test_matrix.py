@@ -5,7 +5,7 @@ import torch
 
 from torchcaps.capsules import Capsules
 from torchcaps.errors import UserError
-from torchcaps.layers import ClassCaps, DenseCaps, MatrixConvCaps2d, MatrixPrimaryCaps
+from torchcaps.layers import ClassCaps, DenseCaps, MatrixConvCaps2d, MatrixPrimaryCaps, anneal
 from torchcaps.testing import assert_batch_independent, assert_gradcheck
 
 
@@ -79,6 +79,61 @@ def test_the_inverse_temperature_is_kept_with_the_weights():
     again.load_state_dict(layer.state_dict())
     assert float(again.inverse_temperature) == 5
     assert not torch.allclose(before, again(maps()).activation)
+
+
+@pytest.mark.parametrize("make", [lambda **k: MatrixConvCaps2d(3, 4, size=2, **k), lambda **k: ClassCaps(3, 5, 2, **k)])
+def test_a_plain_tensor_is_as_active_as_it_is_long(make):
+    layer, pose = make(), maps().pose / 10
+    torch.testing.assert_close(layer(pose), layer(Capsules(pose, pose.norm(dim=2))))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda **k: MatrixConvCaps2d(3, 4, size=2, **k),
+        lambda **k: ClassCaps(3, 5, 2, **k),
+        lambda **k: DenseCaps(6, 4, 3, 4, routing="em", **k),
+    ],
+    ids=["conv", "class", "dense"],
+)
+def test_any_module_with_em_layers_can_anneal(make):
+    layer = make(inverse_temperature=(0.01, 0.1))
+    stack = torch.nn.ModuleList([layer, make(inverse_temperature=0.05), DenseCaps(2, 2, 2, 2)])
+    anneal(stack, 0.5)
+    assert float(layer.inverse_temperature) == pytest.approx(0.055)
+    assert float(stack[1].inverse_temperature) == pytest.approx(0.05)
+    again = make(inverse_temperature=(0.01, 0.1))
+    again.load_state_dict(layer.state_dict())
+    assert float(again.inverse_temperature) == pytest.approx(0.055)
+    children = maps() if not isinstance(layer, DenseCaps) else torch.rand(2, 6, 4) / 4
+    before = layer(children).activation
+    anneal(stack, 1)
+    assert not torch.equal(before, layer(children).activation)
+
+
+def test_one_default_temperature_everywhere():
+    layers = DenseCaps(6, 4, 3, 4, routing="em"), MatrixConvCaps2d(3, 4), ClassCaps(3, 5)
+    assert {round(float(layer.inverse_temperature), 6) for layer in layers} == {0.01}
+
+
+def test_epsilon_and_floor_reach_the_routing():
+    children = maps()
+    for make in (
+        lambda **k: MatrixConvCaps2d(3, 4, size=2, **k),
+        lambda **k: ClassCaps(3, 5, 2, **k),
+        lambda **k: DenseCaps(90, 4, 3, 4, routing="em", **k),
+    ):
+        layer = make()
+        for change in ({"epsilon": 0.1}, {"floor": 0.1}):
+            other = make(**change)
+            other.load_state_dict(layer.state_dict())
+            assert not torch.allclose(layer(children).pose, other(children).pose)
+
+
+def test_children_of_one_pose_send_nearly_the_same_vote_to_all_parents_at_first():
+    layer = MatrixConvCaps2d(3, 8)
+    torch.testing.assert_close(layer.weight.mean((0, 1)), torch.eye(4), atol=0.02, rtol=0)
+    assert 0.02 < (layer.weight - torch.eye(4)).std() < 0.1
 
 
 def test_a_dense_layer_of_matrix_capsules():

@@ -174,15 +174,16 @@ def test_parts_of_a_batch_give_what_the_whole_does_and_its_gradients(scratch, it
     temperature = torch.tensor(0.5)
     pose, activation, weight, beta_u, beta_a = inputs
     votes = chunked.votes_of(pose[:, reach.child].unflatten(-1, (2, 2)), weight, offset)
-    whole = route_votes(votes, activation, reach, beta_u, beta_a, iterations, temperature)
+    small = {"epsilon": 1e-2, "floor": 0.1}
+    whole = route_votes(votes, activation, reach, beta_u, beta_a, iterations, temperature, **small)
     used = 3 if iterations > 1 else 2  # the first shares are constants
     probes = [torch.randn_like(x) for x in whole]
     expected = torch.autograd.grad(whole[:used], inputs, probes[:used])
-    rest = pose, activation, weight, reach, beta_u, beta_a, iterations, temperature, offset, scratch
+    rest = pose, activation, weight, reach, beta_u, beta_a, iterations, temperature, offset
     with torch.no_grad():
-        torch.testing.assert_close(chunked.forward(*rest), whole)
+        torch.testing.assert_close(chunked.forward(*rest, scratch=scratch, **small), whole)
         given = *probes[:2], probes[2] if used == 3 else None
-        torch.testing.assert_close(tuple(chunked.backward(*given, *rest)), expected)
+        torch.testing.assert_close(tuple(chunked.backward(*given, *rest, scratch=scratch, **small)), expected)
 
 
 @pytest.mark.parametrize(("kernel", "stride"), [(3, 2), (3, 1), (2, 1), (1, 1)])
@@ -273,6 +274,14 @@ def test_properties_of_every_routing():
     assert [x.shape for x in empty] == [(0, 3, 4), (0, 3)]
 
 
+def test_few_children_that_share_many_parents_follow_the_formulas_with_a_small_epsilon():
+    pose, activation, weight, beta_u, beta_a = made(I=8, J=100, P=4)
+    exact = em_routing(pose, activation, weight, beta_u, beta_a, epsilon=1e-20).poses.norm(dim=-1).mean()
+    small = em_routing(pose, activation, weight, beta_u, beta_a, epsilon=1e-12).poses.norm(dim=-1).mean()
+    assert (1 - small / exact).abs() < 0.05
+    assert em_routing(pose, activation, weight, beta_u, beta_a).poses.norm(dim=-1).mean() < 0.5 * exact
+
+
 def test_an_offset_moves_every_vote_of_its_child():
     pose, activation, weight, beta_u, beta_a = made()
     offset = torch.randn(6, 4, dtype=F64)
@@ -292,6 +301,8 @@ def test_an_offset_moves_every_vote_of_its_child():
         ({"weight": torch.zeros(5, 3, 2, 2)}, "weight is for 5 children, but pose has 6"),
         ({"activation": torch.zeros(2, 5)}, r"activation \(B, I\)"),
         ({"beta_u": torch.zeros(2)}, r"beta_u must be \(J,\)"),
+        ({"epsilon": 0.0}, "epsilon must be at least 1e-20, got 0.0"),
+        ({"floor": float("nan")}, "floor must be at least 1e-20, got nan"),
         ({"offset": torch.zeros(6, 3)}, "offset must be"),
         ({"offset": torch.zeros(6, 4, requires_grad=True)}, "offset is a constant"),
     ],

@@ -1,5 +1,6 @@
 """Modules with weights: they take `Capsules`, or a plain pose tensor, and return `Capsules`."""
 
+from torchcaps.layers.annealing import anneal
 from torchcaps.layers.concurrent import concurrent
 from torchcaps.layers.conv import ConvCaps2d, DeconvCaps2d
 from torchcaps.layers.decoder import ConvDecoder, Decoder, make_decoder, mask_capsules
@@ -20,6 +21,7 @@ __all__ = [
     "MatrixPrimaryCaps",
     "PrimaryCaps",
     "Routing",
+    "anneal",
     "concurrent",
     "make_decoder",
     "mask_capsules",

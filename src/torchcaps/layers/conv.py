@@ -9,13 +9,19 @@ from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules, as_capsules
 from torchcaps.errors import UserError
+from torchcaps.layers.bridges import as_vectors
+from torchcaps.layers.initial import CHILD, dynamic_sum
 from torchcaps.ops import Window, local_routing
 
 ROUTINGS = ("dynamic", "uniform")  # EM has layers of its own, in matrix.py
+HINT = "; PrimaryCaps(…, maps=True) returns maps, and maps do not follow dense capsules"
 
 
 class _Local(nn.Module):
-    """Base of both layers. A convolution makes votes; at each position routing decides among the parent types."""
+    """Base of both layers. A convolution makes votes; at each position routing decides among the parent types.
+
+    Couplings get no gradient: the backward pass of `local_routing` does not keep them.
+    """
 
     def __init__(
         self,
@@ -30,6 +36,7 @@ class _Local(nn.Module):
         iterations: int,
         shared: bool,
         bias: bool,
+        std: float | None,
     ):
         super().__init__()
         name = type(self).__name__
@@ -45,9 +52,13 @@ class _Local(nn.Module):
         self.window = window
         votes = (in_dim, out_types * out_dim) if window.transposed else (out_types * out_dim, in_dim)
         self.weight = nn.Parameter(torch.empty(*([] if shared else [in_types]), *votes, kernel, kernel))
-        # How many products are added for one value of a vote.
-        summed = in_dim * (kernel / window.stride if window.transposed else kernel) ** 2
-        nn.init.normal_(self.weight, std=math.sqrt(2 / summed))
+        if std is None:
+            # As for dense capsules, whose children are the types at one position; how many products make a value of a
+            # vote does not change its size if all positions of a window are alike.
+            first = dynamic_sum(out_types, out_dim, 1 if routing == "uniform" else iterations)
+            reach = kernel / window.stride if window.transposed else kernel
+            std = first * out_types / (CHILD * math.sqrt(in_types * out_dim) * reach)
+        nn.init.normal_(self.weight, std=std)
         self.bias = nn.Parameter(torch.full((out_types, out_dim), 0.1)) if bias else None
 
     def forward(
@@ -56,8 +67,9 @@ class _Local(nn.Module):
         """Route the children to the parents.
 
         Args:
-            children: pose (B, T, D, H, W), as Capsules or as a plain tensor.
-            return_couplings: also return the couplings of the last iteration.
+            children: pose (B, T, D, H, W), as Capsules or as a plain tensor. Where children have an activation of
+                their own, as those of EM routing, they are read as vectors of that length.
+            return_couplings: also return the couplings of the last iteration, without a gradient.
 
         Returns:
             pose (B, J, E, Y, X); with return_couplings a tuple of that and the couplings (B, T, J, Y, X).
@@ -67,12 +79,16 @@ class _Local(nn.Module):
             raise ValueError(
                 f"{type(self).__name__}({self.extra_repr()}): expected a pose of shape "
                 f"(B, {self.in_types}, {self.in_dim}, H, W), got {tuple(pose.shape)}"
+                f"{HINT if pose.ndim == 3 else ''}"
             )
+        pose = as_vectors(as_capsules(children)).pose
         bias = self.weight.new_zeros(self.out_types, self.out_dim) if self.bias is None else self.bias
         iterations = 1 if self.routing == "uniform" else self.iterations
         routed = local_routing(pose, self.weight, bias, iterations, self.window, return_couplings=return_couplings)
         parents = Capsules(routed.poses)
-        return (parents, routed.couplings) if return_couplings else parents
+        if not return_couplings:
+            return parents
+        return parents, None if routed.couplings is None else routed.couplings.detach()
 
     def extra_repr(self) -> str:
         return (
@@ -97,6 +113,8 @@ class ConvCaps2d(_Local):
         iterations: number of routing iterations.
         shared: use one convolution for all child types, instead of one for each.
         bias: learn a bias (J, E) inside routing, 0.1 at first.
+        std: of the initial weight; by default parents of children 0.7 long start about a half long
+            (layers/initial.py).
     """
 
     def __init__(
@@ -114,6 +132,7 @@ class ConvCaps2d(_Local):
         iterations: int = 3,
         shared: bool = True,
         bias: bool = True,
+        std: float | None = None,
     ):
         super().__init__(
             in_types,
@@ -126,6 +145,7 @@ class ConvCaps2d(_Local):
             iterations=iterations,
             shared=shared,
             bias=bias,
+            std=std,
         )
 
 
@@ -147,6 +167,8 @@ class DeconvCaps2d(_Local):
         iterations: number of routing iterations.
         shared: use one convolution for all child types, instead of one for each.
         bias: learn a bias (J, E) inside routing, 0.1 at first.
+        std: of the initial weight; by default parents of children 0.7 long start about a half long
+            (layers/initial.py).
     """
 
     def __init__(
@@ -164,6 +186,7 @@ class DeconvCaps2d(_Local):
         iterations: int = 3,
         shared: bool = True,
         bias: bool = True,
+        std: float | None = None,
     ):
         super().__init__(
             in_types,
@@ -176,4 +199,5 @@ class DeconvCaps2d(_Local):
             iterations=iterations,
             shared=shared,
             bias=bias,
+            std=std,
         )

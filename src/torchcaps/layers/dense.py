@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules, as_capsules
 from torchcaps.errors import UserError, did_you_mean
-from torchcaps.layers.routings import ROUTINGS
+from torchcaps.layers.annealing import EPSILON, INVERSE_TEMPERATURE, Tempered
+from torchcaps.layers.bridges import flatten_maps
+from torchcaps.layers.routings import ROUTINGS, Routing
+from torchcaps.ops.em.reference import FLOOR
+
+TRUNCATED = 0.8796  # std of a normal distribution of std 1 without what is further than 2 from its mean
 
 
-class DenseCaps(nn.Module):
+class DenseCaps(Tempered):
     """Every child votes for every parent with a matrix of its own; routing decides which votes count.
+
+    Children may come from a layer of any kind. Maps are read as a list, by type, then row, then column. Where children
+    have an activation of their own, dynamic, uniform and self-attention routing read them as vectors of that length, EM
+    weighs their votes by it, and inverted attention ignores it.
 
     Args:
         in_capsules: I children.
@@ -24,7 +34,12 @@ class DenseCaps(nn.Module):
         iterations: number of routing iterations.
         bias: learn a bias (J, D) inside routing, 0.1 at first, as in the authors' code.
         leaky: let a child that fits no parent keep part of its coupling.
-        std: of the initial weight; by default parents start with a length of about a half.
+        std: of the initial weight. By default parents of children 0.7 long start about a half long, after all
+            iterations; with EM, matrices start near the identity (layers/initial.py).
+        inverse_temperature: of EM routing: how sharp activations are, 0.01 by default; or two numbers for the start and
+            the end of training, see `anneal`.
+        epsilon: of EM routing, added to sums of weights; 1e-12 by default.
+        floor: of EM routing, added to variances; 1e-4 by default.
     """
 
     def __init__(
@@ -39,6 +54,9 @@ class DenseCaps(nn.Module):
         bias: bool = False,
         leaky: bool = False,
         std: float | None = None,
+        inverse_temperature: float | Sequence[float] | None = None,
+        epsilon: float | None = None,
+        floor: float | None = None,
     ):
         super().__init__()
         if routing not in ROUTINGS:
@@ -59,17 +77,44 @@ class DenseCaps(nn.Module):
         self.in_capsules, self.in_dim = in_capsules, in_dim
         self.out_capsules, self.out_dim = out_capsules, out_dim
         self.routing, self.iterations, self.leaky = routing, iterations, leaky
-        if std is None:
-            # With couplings 1/J, children of length a half and random matrices, |s| = std · √(I·D) / (2J): make it 1.
-            std = 2 * out_capsules / math.sqrt(in_capsules * out_dim)
         shape = (side, side) if kind.matrix else (out_dim, in_dim)
         self.weight = nn.Parameter(torch.empty(in_capsules, out_capsules, *shape))
-        nn.init.trunc_normal_(self.weight, std=std, a=-2 * std, b=2 * std)
+        self._initialise(kind, std)
+        self._set_constants(kind, inverse_temperature, epsilon, floor)
         self.bias = nn.Parameter(torch.full((out_capsules, out_dim), 0.1)) if bias else None
         learned = kind.learns(in_capsules, out_capsules, out_dim)
         for name, values in learned.items():
             self.register_parameter(name, nn.Parameter(values))
         self._names = ("weight", *(["bias"] if bias else []), *learned)
+
+    def _initialise(self, kind: Routing, std: float | None) -> None:
+        used = std
+        if used is None:
+            parents = self.out_capsules + self.leaky  # the leaky one gets votes of zero
+            used = kind.std(self.in_capsules, self.in_dim, parents, self.out_dim, self.iterations) / TRUNCATED
+        nn.init.trunc_normal_(self.weight, std=used, a=-2 * used, b=2 * used)
+        if kind.matrix and std is None:
+            with torch.no_grad():
+                self.weight.diagonal(dim1=-2, dim2=-1).add_(1)
+
+    def _set_constants(
+        self,
+        kind: Routing,
+        inverse_temperature: float | Sequence[float] | None,
+        epsilon: float | None,
+        floor: float | None,
+    ) -> None:
+        if not kind.tempered:
+            if any(each is not None for each in (inverse_temperature, epsilon, floor)):
+                raise UserError(
+                    f"DenseCaps: {self.routing} routing has no inverse_temperature, epsilon or floor: omit them"
+                )
+            return
+        self.set_inverse_temperature(
+            INVERSE_TEMPERATURE if inverse_temperature is None else inverse_temperature, saved=False
+        )
+        self.epsilon = EPSILON if epsilon is None else epsilon
+        self.floor = FLOOR if floor is None else floor
 
     def forward(
         self, children: Capsules | Tensor, *, iterations: int | None = None, return_couplings: bool = False
@@ -77,7 +122,8 @@ class DenseCaps(nn.Module):
         """Route the children to the parents.
 
         Args:
-            children: pose (B, I, K), as Capsules or as a plain tensor.
+            children: pose (B, I, K), or maps (B, T, K, H, W) with T·H·W = I; as Capsules or as a plain tensor, whose
+                activation is the length of the pose.
             iterations: instead of the layer's own number.
             return_couplings: also return the couplings of the last iteration.
 
@@ -85,15 +131,20 @@ class DenseCaps(nn.Module):
             pose (B, J, D); with return_couplings a tuple of that and the couplings (B, I, J).
         """
         children = as_capsules(children)
+        given = tuple(children.pose.shape)
+        children = flatten_maps(children)
         u = children.pose
         if u.ndim != 3 or u.shape[1:] != (self.in_capsules, self.in_dim):
             raise ValueError(
                 f"DenseCaps({self.extra_repr()}): expected a pose of shape (B, {self.in_capsules}, {self.in_dim}), "
-                f"got {tuple(u.shape)}; set in_capsules and in_dim to the output sizes of the layer below"
+                f"got {given}; set in_capsules and in_dim to the output sizes of the layer below"
             )
         routing = ROUTINGS[self.routing]
         count = self.iterations if iterations is None else iterations
         arguments = routing.arguments(children, self.weights, count, self.leaky)
+        if routing.tempered:
+            constants = {"inverse_temperature": self.inverse_temperature, "epsilon": self.epsilon, "floor": self.floor}
+            arguments |= constants
         routed = routing.function(**arguments, return_couplings=return_couplings)
         parents = Capsules(routed.poses, routed.activation)
         return (parents, routed.couplings) if return_couplings else parents

@@ -5,14 +5,17 @@ Maps of capsules have poses (B, T, P·P, H, W), row by row, and activations (B, 
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
-from torchcaps.capsules import Capsules
+from torchcaps.capsules import Capsules, as_capsules
 from torchcaps.errors import UserError
+from torchcaps.layers.annealing import EPSILON, INVERSE_TEMPERATURE, Tempered
+from torchcaps.layers.initial import matrix_std
 from torchcaps.ops import em_routing, em_routing_conv
+from torchcaps.ops.em.reference import FLOOR
 
 
 class MatrixPrimaryCaps(nn.Module):
@@ -36,16 +39,23 @@ class MatrixPrimaryCaps(nn.Module):
         return Capsules(pose, self.activation(features).sigmoid())
 
 
-class _EMRouted(nn.Module):
-    """Base of layers with EM routing: matrices, the two costs of a parent, and an inverse temperature.
+class _EMRouted(Tempered):
+    """Base of layers with EM routing: matrices, the two costs of a parent, and what `Tempered` has.
 
-    Attributes:
-        inverse_temperature: how sharp activations are; saved with the weights, and raised in training.
+    The inverse temperature is saved with the weights.
     """
 
-    inverse_temperature: Tensor
-
-    def __init__(self, spots: int, parents: int, size: int, iterations: int, inverse_temperature: float):
+    def __init__(
+        self,
+        spots: int,
+        parents: int,
+        size: int,
+        iterations: int,
+        inverse_temperature: float | Sequence[float],
+        epsilon: float,
+        floor: float,
+        std: float | None,
+    ):
         super().__init__()
         name = type(self).__name__
         if min(spots, parents, size) < 1:
@@ -53,18 +63,28 @@ class _EMRouted(nn.Module):
         if iterations < 1:
             raise UserError(f"{name}: iterations must be at least 1, got {iterations}")
         self.size, self.iterations = size, iterations
-        self.weight = nn.Parameter(torch.randn(spots, parents, size, size) / math.sqrt(size))
+        self.epsilon, self.floor = epsilon, floor
+        noise = torch.randn(spots, parents, size, size)
+        if std is None:
+            weight = noise * matrix_std(spots, size**2, parents, size**2, iterations) + torch.eye(size)
+        else:
+            weight = noise * std
+        self.weight = nn.Parameter(weight)
         self.beta_u = nn.Parameter(torch.zeros(parents))
         self.beta_a = nn.Parameter(torch.zeros(parents))
-        self.register_buffer("inverse_temperature", torch.tensor(inverse_temperature))
+        self.set_inverse_temperature(inverse_temperature, saved=True)
 
-    def check(self, children: Capsules, types: int) -> None:
+    def check(self, children: Capsules | Tensor, types: int) -> Capsules:
+        """The children as Capsules; of a plain tensor the activation is the length."""
+        children = as_capsules(children)
         pose = children.pose
         if pose.ndim != 5 or pose.shape[1:3] != (types, self.size**2):
+            hint = "; PrimaryCaps(…, maps=True) returns maps" if pose.ndim == 3 else ""
             raise ValueError(
                 f"{type(self).__name__}: expected poses of shape (B, {types}, {self.size**2}, H, W), "
-                f"got {tuple(pose.shape)}"
+                f"got {tuple(pose.shape)}{hint}"
             )
+        return children
 
 
 class MatrixConvCaps2d(_EMRouted):
@@ -77,7 +97,12 @@ class MatrixConvCaps2d(_EMRouted):
         kernel: side of the window.
         stride: of the window; there is no padding.
         iterations: number of EM iterations.
-        inverse_temperature: initial value; how sharp activations are.
+        inverse_temperature: how sharp activations are; or two numbers for the start and the end of training, see
+            `anneal`.
+        epsilon: added to sums of weights, see `em_routing`.
+        floor: added to variances.
+        std: of the initial weight, which is then random; by default matrices start near the identity
+            (layers/initial.py).
     """
 
     def __init__(
@@ -89,14 +114,21 @@ class MatrixConvCaps2d(_EMRouted):
         stride: int = 1,
         *,
         iterations: int = 3,
-        inverse_temperature: float = 0.01,
+        inverse_temperature: float | Sequence[float] = INVERSE_TEMPERATURE,
+        epsilon: float = EPSILON,
+        floor: float = FLOOR,
+        std: float | None = None,
     ):
-        super().__init__(kernel * kernel * in_types, out_types, size, iterations, inverse_temperature)
+        constants = inverse_temperature, epsilon, floor, std
+        super().__init__(kernel * kernel * in_types, out_types, size, iterations, *constants)
         self.in_types, self.kernel, self.stride = in_types, kernel, stride
 
-    def forward(self, children: Capsules) -> Capsules:
-        """Map pose (B, T, P·P, H, W) and activation (B, T, H, W) to (B, J, P·P, H', W') and (B, J, H', W')."""
-        self.check(children, self.in_types)
+    def forward(self, children: Capsules | Tensor) -> Capsules:
+        """Map pose (B, T, P·P, H, W) and activation (B, T, H, W) to (B, J, P·P, H', W') and (B, J, H', W').
+
+        The activation of a plain tensor, and of vector capsules, is the length of the pose.
+        """
+        children = self.check(children, self.in_types)
         if min(children.pose.shape[3:]) < self.kernel:
             height, width = children.pose.shape[3:]
             raise ValueError(f"MatrixConvCaps2d: a window of {self.kernel} does not fit on maps of {height}×{width}")
@@ -109,6 +141,8 @@ class MatrixConvCaps2d(_EMRouted):
             self.iterations,
             stride=self.stride,
             inverse_temperature=self.inverse_temperature,
+            epsilon=self.epsilon,
+            floor=self.floor,
         )
         return Capsules(routed.poses, routed.activation)
 
@@ -124,7 +158,12 @@ class ClassCaps(_EMRouted):
         classes: J.
         size: P.
         iterations: number of EM iterations.
-        inverse_temperature: initial value; how sharp activations are.
+        inverse_temperature: how sharp activations are; or two numbers for the start and the end of training, see
+            `anneal`.
+        epsilon: added to sums of weights, see `em_routing`.
+        floor: added to variances.
+        std: of the initial weight, which is then random; by default matrices start near the identity
+            (layers/initial.py).
     """
 
     def __init__(
@@ -134,24 +173,28 @@ class ClassCaps(_EMRouted):
         size: int = 4,
         *,
         iterations: int = 3,
-        inverse_temperature: float = 0.01,
+        inverse_temperature: float | Sequence[float] = INVERSE_TEMPERATURE,
+        epsilon: float = EPSILON,
+        floor: float = FLOOR,
+        std: float | None = None,
     ):
-        super().__init__(in_types, classes, size, iterations, inverse_temperature)
+        super().__init__(in_types, classes, size, iterations, inverse_temperature, epsilon, floor, std)
         self.in_types = in_types
 
     def forward(
-        self, children: Capsules, *, return_couplings: bool = False
+        self, children: Capsules | Tensor, *, return_couplings: bool = False
     ) -> Capsules | tuple[Capsules, Tensor | None]:
         """Route the children to the classes.
 
         Args:
-            children: pose (B, T, P·P, H, W), activation (B, T, H, W).
+            children: pose (B, T, P·P, H, W), activation (B, T, H, W); that of a plain tensor, and of vector capsules,
+                is the length of the pose.
             return_couplings: also return the couplings of the last iteration.
 
         Returns:
             pose (B, J, P·P), activation (B, J); with return_couplings a tuple of that and the couplings (B, H·W·T, J).
         """
-        self.check(children, self.in_types)
+        children = self.check(children, self.in_types)
         height, width = children.pose.shape[3:]
         routed = em_routing(
             children.pose.permute(0, 3, 4, 1, 2).flatten(1, 3),
@@ -161,6 +204,8 @@ class ClassCaps(_EMRouted):
             self.beta_a,
             self.iterations,
             inverse_temperature=self.inverse_temperature,
+            epsilon=self.epsilon,
+            floor=self.floor,
             offset=self.places(height, width),
             return_couplings=return_couplings,
         )

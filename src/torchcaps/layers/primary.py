@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module
@@ -23,6 +25,9 @@ class PrimaryCaps(nn.Module):
         routed: the form of the authors' code. The layer below is one capsule with equal couplings to all types: the
             convolution is divided by the number of types, and a bias is added to each type's sum.
         leaky: divide by one more than the number of types.
+        maps: return maps (B, T, dim, H', W'), as convolutional capsules take them, instead of a list.
+        gain: factor on PyTorch's initial weight; by default capsules start between a half and one long behind features
+            whose root mean square is between 0.05 and 1.
     """
 
     def __init__(
@@ -36,6 +41,8 @@ class PrimaryCaps(nn.Module):
         *,
         routed: bool = False,
         leaky: bool = False,
+        maps: bool = False,
+        gain: float | None = None,
     ):
         super().__init__()
         self.types = types
@@ -43,11 +50,18 @@ class PrimaryCaps(nn.Module):
         self.conv = nn.Conv2d(in_channels, types * dim, kernel_size, stride, padding, bias=not routed)
         self.bias = nn.Parameter(torch.full((types, dim, 1), 0.1)) if routed else None
         self.scale = 1 / (types + leaky) if routed else 1.0
+        self.maps = maps
+        if gain is None:
+            # PyTorch's weight of std 1 / √(3 · inputs) makes sums of length √(dim / 3) for features of 1: make it 20.
+            gain = 20 * math.sqrt(3 / dim) / self.scale
+        with torch.no_grad():
+            self.conv.weight.mul_(gain)
 
     def forward(self, features: Tensor) -> Capsules:
         """Map (B, in_channels, H, W) to pose (B, T·H'·W', dim), ordered type first, then row, then column.
 
-        `conv` may be any module with such maps as output: it may be wrapped, hooked, parametrised or replaced.
+        With maps=True the pose is (B, T, dim, H', W'). `conv` may be any module with such maps as output: it may be
+        wrapped, hooked, parametrised or replaced.
         """
         conv, bias = self.conv, None if self.bias is None else self.bias.flatten()
         if type(conv) is nn.Conv2d:
@@ -61,7 +75,10 @@ class PrimaryCaps(nn.Module):
                 f"PrimaryCaps: conv must return maps of shape (B, {self.types}·{self.dim}, H, W), "
                 f"got {tuple(maps.shape)}; give it {self.types * self.dim} output channels"
             )
-        return Capsules(squash_maps(maps, bias, self.dim, self.scale))
+        pose = squash_maps(maps, bias, self.dim, self.scale)
+        if self.maps:
+            pose = pose.unflatten(1, (self.types, *maps.shape[2:])).movedim(4, 2)
+        return Capsules(pose)
 
     @staticmethod
     def _check(features: Tensor, conv: nn.Conv2d) -> None:

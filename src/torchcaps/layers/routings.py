@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from torchcaps.capsules import Capsules
+from torchcaps.layers import initial
+from torchcaps.layers.bridges import as_vectors
 from torchcaps.ops import Routed, dynamic_routing, em_routing, inverted_attention_routing, self_attention_routing
-
-EM_INVERSE_TEMPERATURE = 0.1  # of layers whose temperature does not change in training
 
 Weights = Mapping[str, Tensor]
 
@@ -34,6 +34,9 @@ class Routing:
         matrix: poses are P×P matrices, and votes are products of them with weights (I, J, P, P).
         biased: accepts bias and leaky.
         squashed: poses are at most 1 long.
+        tempered: the function also takes inverse_temperature, epsilon and floor, as `em_routing` does.
+        std: (I, K, J, D, iterations) → std of the initial weight; see `layers/initial.py`. Matrices start at the
+            identity plus noise of this std.
     """
 
     function: Callable[..., Routed]
@@ -42,24 +45,27 @@ class Routing:
     matrix: bool = False
     biased: bool = False
     squashed: bool = True
+    tempered: bool = False
+    std: Callable[[int, int, int, int, int], float] = initial.uniform_std
 
 
 def _dynamic(children: Capsules, weights: Weights, iterations: int, leaky: bool) -> dict[str, Any]:
-    return {"u": children.pose, "iterations": iterations, "leaky": leaky, **weights}
+    return {"u": as_vectors(children).pose, "iterations": iterations, "leaky": leaky, **weights}
 
 
 def _uniform(children: Capsules, weights: Weights, iterations: int, leaky: bool) -> dict[str, Any]:
     """Couple all parents equally, as the first iteration of dynamic routing does."""
-    return {"u": children.pose, "iterations": 1, "leaky": leaky, **weights}
+    return {"u": as_vectors(children).pose, "iterations": 1, "leaky": leaky, **weights}
 
 
 def _self_attention(children: Capsules, weights: Weights, iterations: int, leaky: bool) -> dict[str, Any]:
     """A single pass, whatever the number of iterations."""
-    return {"u": children.pose, **weights}
+    return {"u": as_vectors(children).pose, **weights}
 
 
 def _inverted_attention(children: Capsules, weights: Weights, iterations: int, leaky: bool) -> dict[str, Any]:
-    """Normalised poses have about the same length, so a linear classifier computes the activations."""
+    """Normalised poses have about the same length, so a linear classifier computes the activations. Those of the
+    children do not count, as in the paper."""
     rest = {name: each for name, each in weights.items() if not name.startswith("norm_")}
     scale, shift = weights["norm_scale"], weights["norm_shift"]
     return {"u": children.pose, "iterations": iterations, "scale": scale, "shift": shift, **rest}
@@ -75,8 +81,7 @@ def _inverted_attention_learns(I: int, J: int, D: int) -> dict[str, Tensor]:
 
 
 def _em(children: Capsules, weights: Weights, iterations: int, leaky: bool) -> dict[str, Any]:
-    sharpness = {"inverse_temperature": EM_INVERSE_TEMPERATURE}
-    return {"pose": children.pose, "activation": children.activation, "iterations": iterations, **sharpness, **weights}
+    return {"pose": children.pose, "activation": children.activation, "iterations": iterations, **weights}
 
 
 def _em_learns(I: int, J: int, D: int) -> dict[str, Tensor]:
@@ -88,11 +93,17 @@ def _self_attention_learns(I: int, J: int, D: int) -> dict[str, Tensor]:
 
 
 ROUTINGS: dict[str, Routing] = {
-    "dynamic": Routing(dynamic_routing, _dynamic, biased=True),
-    "em": Routing(em_routing, _em, _em_learns, matrix=True, squashed=False),
+    "dynamic": Routing(dynamic_routing, _dynamic, biased=True, std=initial.dynamic_std),
+    "em": Routing(em_routing, _em, _em_learns, matrix=True, squashed=False, tempered=True, std=initial.matrix_std),
     "uniform": Routing(dynamic_routing, _uniform, biased=True),
-    "self_attention": Routing(self_attention_routing, _self_attention, _self_attention_learns),
+    "self_attention": Routing(
+        self_attention_routing, _self_attention, _self_attention_learns, std=initial.self_attention_std
+    ),
     "inverted_attention": Routing(
-        inverted_attention_routing, _inverted_attention, _inverted_attention_learns, squashed=False
+        inverted_attention_routing,
+        _inverted_attention,
+        _inverted_attention_learns,
+        squashed=False,
+        std=initial.inverted_attention_std,
     ),
 }

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules, as_capsules
 from torchcaps.errors import UserError
-from torchcaps.layers import ConvDecoder, Decoder, DenseCaps, mask_capsules
+from torchcaps.layers import ConvDecoder, Decoder, DenseCaps, anneal, mask_capsules
 
 
 class Placement(NamedTuple):
@@ -201,11 +201,12 @@ class ImageModel(
         return values if images.is_floating_point() else values / 255
 
     def anneal(self, progress: float) -> None:
-        """Set hyperparameters that follow a schedule; most models have none.
+        """Set hyperparameters that follow a schedule: the inverse temperature of EM routing, if any layer has one.
 
         Args:
             progress: the share of training that is done, 0 to 1.
         """
+        anneal(self, progress)
 
     @property
     def device(self) -> torch.device:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -15,6 +16,15 @@ from torchcaps.layers import DenseCaps, PrimaryCaps, make_decoder
 from torchcaps.layers.patches import PatchConv2d
 from torchcaps.models.base import CapsuleModel
 from torchcaps.models.registry import register_model
+from torchcaps.ops.em.reference import FLOOR, LEAST
+
+# Constants of EM routing with which results were published.
+PUBLISHED_EM: dict[str, Any] = {"inverse_temperature": 0.1, "epsilon": LEAST, "floor": FLOOR}
+
+
+def published_std(children: int, parents: int, dim: int) -> float:
+    """Std of the class capsules' initial weight with which results were published."""
+    return 2 * parents / math.sqrt(children * dim)
 
 
 class CapsNet(CapsuleModel):
@@ -83,10 +93,11 @@ class CapsNet(CapsuleModel):
             )
         self.conv = PatchConv2d(colours, channels, kernel, padding=padding)
         self.primary = PrimaryCaps(
-            channels, types, dim, primary_kernel, stride, padding, routed=authors, leaky=authors and leaky
+            channels, types, dim, primary_kernel, stride, padding, routed=authors, leaky=authors and leaky, gain=1.0
         )
+        children = types * self.grid[0] * self.grid[1]
         self.classes = DenseCaps(
-            types * self.grid[0] * self.grid[1],
+            children,
             dim,
             num_classes,
             class_dim,
@@ -94,7 +105,8 @@ class CapsNet(CapsuleModel):
             iterations=iterations,
             bias=authors,
             leaky=leaky,
-            std=0.1 if authors else None,
+            std=0.1 if authors else published_std(children, num_classes, class_dim),
+            **(PUBLISHED_EM if routing == "em" else {}),
         )
         self.drop = drop
         self.decoder = make_decoder(decoder, num_classes, class_dim, self.image_shape, tuple(hidden))

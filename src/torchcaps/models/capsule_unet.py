@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import math
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -42,18 +43,18 @@ class CapsuleUNet(nn.Module):
         two, four, eight = (max(1, round(types * width)) for types in (2, 4, 8))
         stay = 1 if routing == "r1" else 3  # iterations where the resolution stays
         self.conv = nn.Conv2d(inputs, dim, 5, padding=2)
-        self.primary = ConvCaps2d(1, dim, two, dim, stride=2, iterations=1)
-        self.at_half = ConvCaps2d(two, dim, four, dim, iterations=stay)
-        self.to_quarter = ConvCaps2d(four, dim, four, 2 * dim, stride=2)
-        self.at_quarter = ConvCaps2d(four, 2 * dim, eight, 2 * dim, iterations=stay)
-        self.to_eighth = ConvCaps2d(eight, 2 * dim, eight, 4 * dim, stride=2)
-        self.at_eighth = ConvCaps2d(eight, 4 * dim, eight, 2 * dim, iterations=stay)
-        self.back_to_quarter = DeconvCaps2d(eight + bottleneck, 2 * dim, eight, 2 * dim)
-        self.again_at_quarter = ConvCaps2d(2 * eight, 2 * dim, four, 2 * dim, iterations=stay)
-        self.back_to_half = DeconvCaps2d(four, 2 * dim, four, dim)
-        self.again_at_half = ConvCaps2d(2 * four, dim, four, dim, iterations=stay)
-        self.back_to_full = DeconvCaps2d(four, dim, two, dim)
-        self.classes = ConvCaps2d(two + 1, dim, outputs, dim, kernel=1, iterations=stay)
+        self.primary = _conv_caps(1, dim, two, dim, stride=2, iterations=1)
+        self.at_half = _conv_caps(two, dim, four, dim, iterations=stay)
+        self.to_quarter = _conv_caps(four, dim, four, 2 * dim, stride=2)
+        self.at_quarter = _conv_caps(four, 2 * dim, eight, 2 * dim, iterations=stay)
+        self.to_eighth = _conv_caps(eight, 2 * dim, eight, 4 * dim, stride=2)
+        self.at_eighth = _conv_caps(eight, 4 * dim, eight, 2 * dim, iterations=stay)
+        self.back_to_quarter = _deconv_caps(eight + bottleneck, 2 * dim, eight, 2 * dim)
+        self.again_at_quarter = _conv_caps(2 * eight, 2 * dim, four, 2 * dim, iterations=stay)
+        self.back_to_half = _deconv_caps(four, 2 * dim, four, dim)
+        self.again_at_half = _conv_caps(2 * four, dim, four, dim, iterations=stay)
+        self.back_to_full = _deconv_caps(four, dim, two, dim)
+        self.classes = _conv_caps(two + 1, dim, outputs, dim, kernel=1, iterations=stay)
 
     @property
     def capsule_layers(self) -> list[tuple[str, ConvCaps2d | DeconvCaps2d]]:
@@ -85,6 +86,19 @@ class CapsuleUNet(nn.Module):
         with no_autocast(last):
             found["classes"] = self.classes(at_least_float32(last))
         return found
+
+
+def _conv_caps(in_types: int, in_dim: int, out_types: int, out_dim: int, kernel: int = 5, **options: Any) -> ConvCaps2d:
+    """With the initial weight of the published results: values of votes are √2 times as large as those of children."""
+    std = math.sqrt(2 / (in_dim * kernel**2))
+    return ConvCaps2d(in_types, in_dim, out_types, out_dim, kernel, std=std, **options)
+
+
+def _deconv_caps(in_types: int, in_dim: int, out_types: int, out_dim: int) -> DeconvCaps2d:
+    """The same for a layer that doubles the size."""
+    kernel, stride = 4, 2
+    std = math.sqrt(2 / (in_dim * (kernel / stride) ** 2))
+    return DeconvCaps2d(in_types, in_dim, out_types, out_dim, kernel, stride, std=std)
 
 
 def _concat(*capsules: Capsules) -> Capsules:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from torchcaps.errors import UserError
 from torchcaps.layers import ClassCaps, MatrixConvCaps2d, MatrixPrimaryCaps
 from torchcaps.models.base import ImageModel, Output
 from torchcaps.models.registry import register_model
+from torchcaps.ops.em.reference import FLOOR, LEAST
 
 
 class EMCapsNet(ImageModel):
@@ -26,7 +28,7 @@ class EMCapsNet(ImageModel):
         second: the paper's D, types of the second.
         size: P; poses are P×P matrices.
         iterations: of EM routing in each layer.
-        inverse_temperature: at the start and at the end of training.
+        inverse_temperature: at the start and at the end of training; it rises, which sharpens the activations.
         batch_norm: whether batch normalisation follows the convolution; the paper has none.
         **kwargs: arguments of `ImageModel`.
     """
@@ -61,14 +63,14 @@ class EMCapsNet(ImageModel):
             raise UserError(
                 f"em_capsnet: inverse_temperature must be two numbers, first and last, got {inverse_temperature}"
             )
-        self.schedule = tuple(inverse_temperature)
-        settings = {"iterations": iterations, "inverse_temperature": self.schedule[0]}
+        settings: dict[str, Any] = {"iterations": iterations, "inverse_temperature": inverse_temperature}
+        settings |= {"std": 1 / math.sqrt(size), "epsilon": LEAST, "floor": FLOOR}  # as published
         self.conv = nn.Conv2d(colours, channels, 5, stride=2, padding=2, bias=not batch_norm)
         self.norm = nn.BatchNorm2d(channels) if batch_norm else nn.Identity()
         self.primary = MatrixPrimaryCaps(channels, primary, size)
-        self.first = MatrixConvCaps2d(primary, first, size, kernel=3, stride=2, **settings)  # type: ignore[arg-type]
-        self.second = MatrixConvCaps2d(first, second, size, kernel=3, stride=1, **settings)  # type: ignore[arg-type]
-        self.classes = ClassCaps(second, num_classes, size, **settings)  # type: ignore[arg-type]
+        self.first = MatrixConvCaps2d(primary, first, size, kernel=3, stride=2, **settings)
+        self.second = MatrixConvCaps2d(first, second, size, kernel=3, stride=1, **settings)
+        self.classes = ClassCaps(second, num_classes, size, **settings)
 
     def forward(self, images: Tensor, targets: Tensor | None = None, *, each: Tensor | None = None) -> Output:
         """Classify images.
@@ -81,16 +83,6 @@ class EMCapsNet(ImageModel):
         features = functional.relu(self.norm(self.conv(self.normalise(images))))
         parents = self.classes(self.second(self.first(self.primary(features))))
         return Output(parents.activation, parents.pose)
-
-    def anneal(self, progress: float) -> None:
-        """Set the inverse temperature; it rises during training, which sharpens the activations.
-
-        Args:
-            progress: the share of training that is done, 0 to 1.
-        """
-        first, last = self.schedule
-        for layer in (self.first, self.second, self.classes):
-            layer.inverse_temperature.fill_(first + (last - first) * progress)
 
 
 @register_model

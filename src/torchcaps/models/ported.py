@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from torchcaps.capsules import Capsules, as_capsules
 from torchcaps.layers import DenseCaps
-from torchcaps.models.capsnet import CapsNet
+from torchcaps.models.capsnet import CapsNet, published_std
 from torchcaps.models.registry import register_model
 from torchcaps.ops.squash import squash
 
@@ -61,7 +61,7 @@ class _PortedCaps(DenseCaps):
 
     def __init__(self, layer: DenseCaps, compete: str, logits: bool):
         sizes = layer.in_capsules, layer.in_dim, layer.out_capsules, layer.out_dim
-        super().__init__(*sizes, iterations=layer.iterations)
+        super().__init__(*sizes, iterations=layer.iterations, std=published_std(sizes[0], *sizes[2:]))
         self.compete = compete
         self.logits = nn.Parameter(torch.zeros(layer.in_capsules, layer.out_capsules)) if logits else None
 

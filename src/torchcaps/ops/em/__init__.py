@@ -12,9 +12,11 @@ from torch import Tensor
 
 from torchcaps.ops.dispatch import choose
 from torchcaps.ops.em import operators
-from torchcaps.ops.em.reference import Reach
+from torchcaps.ops.em.reference import FLOOR, LEAST, Reach
 from torchcaps.ops.result import Routed
 from torchcaps.ops.squash import no_autocast
+
+TINIEST = 1e-20  # of epsilon and floor: float32 can still hold what is divided by them
 
 
 def em_routing(
@@ -26,6 +28,8 @@ def em_routing(
     iterations: int = 3,
     *,
     inverse_temperature: float | Tensor = 0.01,
+    epsilon: float = LEAST,
+    floor: float = FLOOR,
     offset: Tensor | None = None,
     return_couplings: bool = False,
 ) -> Routed:
@@ -39,13 +43,16 @@ def em_routing(
         beta_a: (J,) gain of being active.
         iterations: number of EM iterations, at least 1.
         inverse_temperature: how sharp activations are; gets no gradient.
+        epsilon: added to the sum of a parent's weights. It draws parents of little weight to zero: make it smaller
+            where few children share many parents.
+        floor: added to variances, in the squared unit of poses.
         offset: (I, P·P) added to each child's votes, such as its position; gets no gradient.
         return_couplings: also return the couplings of the last iteration.
 
     Returns:
         poses (B, J, P·P), activation (B, J), couplings (B, I, J), which sum to 1 over J.
     """
-    _check("em_routing", pose, activation, weight, beta_u, beta_a, iterations)
+    _check("em_routing", pose, activation, weight, beta_u, beta_a, iterations, epsilon, floor)
     if weight.shape[0] != pose.shape[1]:
         raise ValueError(f"em_routing: weight is for {weight.shape[0]} children, but pose has {pose.shape[1]}")
     if offset is not None and offset.shape != pose.shape[1:]:
@@ -53,7 +60,7 @@ def em_routing(
     if offset is not None and offset.requires_grad:
         raise ValueError("em_routing: offset is a constant and gets no gradient: pass offset.detach()")
     reach = Reach.everything(pose.shape[1], pose.device)
-    betas = beta_u, beta_a, iterations, inverse_temperature
+    betas = beta_u, beta_a, iterations, inverse_temperature, epsilon, floor
     poses, activations, shares = _route(pose, activation, weight, reach, *betas, offset, return_couplings)
     return Routed(poses[:, 0], activations[:, 0], shares[:, 0] if return_couplings else None)
 
@@ -68,6 +75,8 @@ def em_routing_conv(
     *,
     stride: int = 1,
     inverse_temperature: float | Tensor = 0.01,
+    epsilon: float = LEAST,
+    floor: float = FLOOR,
 ) -> Routed:
     """Route maps of matrix capsules: a parent gets votes from a window of children.
 
@@ -82,6 +91,8 @@ def em_routing_conv(
         iterations: number of EM iterations, at least 1.
         stride: of the windows; there is no padding.
         inverse_temperature: how sharp activations are; gets no gradient.
+        epsilon: added to the sum of a parent's weights, see `em_routing`.
+        floor: added to variances.
 
     Returns:
         poses (B, J, P·P, H', W'), activation (B, J, H', W').
@@ -99,9 +110,9 @@ def em_routing_conv(
         )
     flat_pose = pose.permute(0, 3, 4, 1, 2).flatten(1, 3)
     flat_activation = activation.permute(0, 2, 3, 1).flatten(1)
-    _check("em_routing_conv", flat_pose, flat_activation, weight, beta_u, beta_a, iterations)
+    _check("em_routing_conv", flat_pose, flat_activation, weight, beta_u, beta_a, iterations, epsilon, floor)
     reach = Reach.windows(H, W, T, kernel, stride, pose.device)
-    betas = beta_u, beta_a, iterations, inverse_temperature
+    betas = beta_u, beta_a, iterations, inverse_temperature, epsilon, floor
     poses, activations, _ = _route(flat_pose, flat_activation, weight, reach, *betas, offset=None, couplings=False)
     size = [(side - kernel) // stride + 1 for side in (H, W)]
     poses = poses.unflatten(1, size).permute(0, 3, 4, 1, 2)
@@ -117,6 +128,8 @@ def _route(
     beta_a: Tensor,
     iterations: int,
     inverse_temperature: float | Tensor,
+    epsilon: float,
+    floor: float,
     offset: Tensor | None,
     couplings: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -139,12 +152,20 @@ def _route(
             temperature = torch.full((), inverse_temperature, dtype=wide, device=pose.device)
         route = operators.route.reference if backend == "reference" else operators.route
         inputs = pose_, activation_, weight_, u_, a_, temperature, *reach, offset_
-        poses, activations, shares = route(*inputs, iterations, couplings, backend == "fused")
+        poses, activations, shares = route(*inputs, iterations, couplings, backend == "fused", epsilon, floor)
     return poses.to(torch.promote_types(pose.dtype, weight.dtype)), activations, shares
 
 
 def _check(
-    name: str, pose: Tensor, activation: Tensor, weight: Tensor, beta_u: Tensor, beta_a: Tensor, iterations: int
+    name: str,
+    pose: Tensor,
+    activation: Tensor,
+    weight: Tensor,
+    beta_u: Tensor,
+    beta_a: Tensor,
+    iterations: int,
+    epsilon: float,
+    floor: float,
 ) -> None:
     if pose.ndim != 3 or activation.shape != pose.shape[:2]:
         raise ValueError(
@@ -161,3 +182,6 @@ def _check(
             raise ValueError(f"{name}: {label} must be (J,) = ({weight.shape[1]},), got {tuple(beta.shape)}")
     if iterations < 1:
         raise ValueError(f"{name}: iterations must be at least 1, got {iterations}")
+    for label, value in (("epsilon", epsilon), ("floor", floor)):
+        if not value >= TINIEST:
+            raise ValueError(f"{name}: {label} must be at least {TINIEST:g}, got {value}")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.ops.em import reference, routine
-from torchcaps.ops.em.reference import Reach
+from torchcaps.ops.em.reference import FLOOR, LEAST, Reach
 from torchcaps.ops.em.routine import ALL, Gradients, Step
 
 SCRATCH = 2**20  # values of the votes of a part, unless one example has more; there are about four such arrays
@@ -22,15 +22,23 @@ class Made:
     """The passes of `routine.Votes` over votes in memory."""
 
     def __init__(
-        self, pose_BID: Tensor, activation_BI: Tensor, weight_NJPP: Tensor, reach: Reach, offset_ND: Tensor | None
+        self,
+        pose_BID: Tensor,
+        activation_BI: Tensor,
+        weight_NJPP: Tensor,
+        reach: Reach,
+        offset_ND: Tensor | None,
+        epsilon: float,
+        floor: float,
     ):
         self.weight, self.reach = weight_NJPP, reach
+        self.epsilon, self.floor = epsilon, floor
         self.pose_BLNPP = pose_BID[:, reach.child].unflatten(-1, weight_NJPP.shape[2:])
         self.activation_BLN1 = activation_BI[:, reach.child][..., None]
         self.votes = votes_of(self.pose_BLNPP, weight_NJPP, offset_ND)
 
     def fit(self, shares_BLNJ: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return reference.fit(self.votes, shares_BLNJ * self.activation_BLN1)
+        return reference.fit(self.votes, shares_BLNJ * self.activation_BLN1, self.epsilon, self.floor)
 
     def score(self, mean_BLJD: Tensor, linear_BLJD: Tensor | None, square_BLJD: Tensor, plus_BLJ: Tensor) -> Tensor:
         away = self._away(mean_BLJD)
@@ -83,6 +91,8 @@ def forward(
     temperature: Tensor,
     offset_ND: Tensor | None,
     couplings: bool = True,
+    epsilon: float = LEAST,
+    floor: float = FLOOR,
     scratch: int = SCRATCH,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As `reference.route_votes`, with votes made from poses and weights; couplings are empty unless couplings=True.
@@ -95,7 +105,7 @@ def forward(
     """
     parts = []
     for part in _parts(pose_BID, weight_NJPP, reach, scratch):
-        votes = Made(pose_BID[part], activation_BI[part], weight_NJPP, reach, offset_ND)
+        votes = Made(pose_BID[part], activation_BI[part], weight_NJPP, reach, offset_ND, epsilon, floor)
         found, shares = routine.forward(votes, reach, beta_u_J, beta_a_J, iterations, temperature, len(votes.votes))
         last = shares[-1] if couplings else activation_BI.new_empty(0)
         parts.append((found[-1].mean, found[-1].logit.sigmoid(), last))
@@ -116,13 +126,15 @@ def backward(
     iterations: int,
     temperature: Tensor,
     offset_ND: Tensor | None,
+    epsilon: float = LEAST,
+    floor: float = FLOOR,
     scratch: int = SCRATCH,
     needs: Sequence[bool] = ALL,
 ) -> Gradients:
     """As `routine.backward`."""
     parts = []
     for part in _parts(pose_BID, weight_NJPP, reach, scratch):
-        votes = Made(pose_BID[part], activation_BI[part], weight_NJPP, reach, offset_ND)
+        votes = Made(pose_BID[part], activation_BI[part], weight_NJPP, reach, offset_ND, epsilon, floor)
         found, shares = routine.forward(votes, reach, beta_u_J, beta_a_J, iterations, temperature, len(votes.votes))
         grads = grad_mean[part], grad_active[part], None if grad_shares is None else grad_shares[part]
         parts.append(

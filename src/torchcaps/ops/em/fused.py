@@ -13,7 +13,7 @@ import triton
 from torch import Tensor
 
 from torchcaps.ops.em import kernels, routine
-from torchcaps.ops.em.reference import FLOOR, LEAST, Reach
+from torchcaps.ops.em.reference import Reach
 from torchcaps.ops.em.routine import ALL, Fitted, Gradients, Step
 
 TJ, TN = 2, 32  # parents and spots of a tile, where it has several parents
@@ -25,8 +25,16 @@ class Unwritten:
     """The passes of `routine.Votes` by kernels."""
 
     def __init__(
-        self, pose_BID: Tensor, activation_BI: Tensor, weight_NJPP: Tensor, reach: Reach, offset_ND: Tensor | None
+        self,
+        pose_BID: Tensor,
+        activation_BI: Tensor,
+        weight_NJPP: Tensor,
+        reach: Reach,
+        offset_ND: Tensor | None,
+        epsilon: float,
+        floor: float,
     ):
+        self.epsilon, self.floor = epsilon, floor
         self.B, self.I, self.D = pose_BID.shape
         (self.L, self.N), self.J, self.P = reach.child.shape, weight_NJPP.shape[1], weight_NJPP.shape[2]
         self.activation = activation_BI.contiguous()
@@ -43,7 +51,7 @@ class Unwritten:
         total, mean, variance = self._new(self.L, self.J), self._of_parents(), self._of_parents()
         kernels.fit[self._grid](
             self.pose_BDI, self.activation, *self.made_of, shares_BLNJ, total, mean, variance,
-            self.L, self.J, 0, *shares_BLNJ.stride(), LEAST, FLOOR, TJ=TJ, **self.tile,
+            self.L, self.J, 0, *shares_BLNJ.stride(), self.epsilon, self.floor, TJ=TJ, **self.tile,
         )  # fmt: skip
         return mean, variance, total
 
@@ -133,9 +141,11 @@ def forward(
     temperature: Tensor,
     offset: Tensor | None,
     couplings: bool,
+    epsilon: float,
+    floor: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """As `chunked.forward`; then the M-step's results of every iteration, and the couplings of each but the first."""
-    votes = Unwritten(pose, activation, weight, reach, offset)
+    votes = Unwritten(pose, activation, weight, reach, offset, epsilon, floor)
     found, shares = routine.forward(votes, reach, beta_u, beta_a, iterations, temperature, len(pose))
     total, mean, variance, logit = (torch.stack(list(each)) for each in zip(*found))
     rest = stack([spots_last(each) for each in shares[1:]]) if iterations > 1 else pose.new_empty(0)
@@ -154,11 +164,13 @@ def backward(
     beta_u: Tensor,
     temperature: Tensor,
     offset: Tensor | None,
+    epsilon: float,
+    floor: float,
     *kept: Tensor,
     needs: Sequence[bool] = ALL,
 ) -> Gradients:
     """kept: what the forward returned after its three results; needs: as in `Votes.spread`."""
-    votes = Unwritten(pose, activation, weight, reach, offset)
+    votes = Unwritten(pose, activation, weight, reach, offset, epsilon, floor)
     *each, rest = kept
     found = [Fitted(*one) for one in zip(*each)]
     equal_LN = reach.equal_shares(len(beta_u), beta_u.dtype)

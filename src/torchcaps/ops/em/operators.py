@@ -25,10 +25,13 @@ def _forward(
     iterations: int,
     couplings: bool,
     fused: bool,
+    epsilon: float,
+    floor: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Poses (B, L, J, D), activations (B, L, J), couplings (B, L, N, J) or empty; then of each iteration total, mean,
     variance, logit and shares, all empty if chunked, whose backward routes once more."""
-    inputs = pose, activation, weight, Reach(child, spots), beta_u, beta_a, iterations, temperature, offset, couplings
+    given = pose, activation, weight, Reach(child, spots), beta_u, beta_a
+    inputs = *given, iterations, temperature, offset, couplings, epsilon, floor
     if fused:
         from torchcaps.ops.em import fused as kernels
 
@@ -59,6 +62,8 @@ def _backward(
     shares: Tensor,
     iterations: int,
     fused: bool,
+    epsilon: float,
+    floor: float,
     needs: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of the first five inputs of the forward; of poses and weights empty where none is needed."""
@@ -67,10 +72,10 @@ def _backward(
         from torchcaps.ops.em import fused as kernels
 
         inputs = grad_mean, grad_active, grad_shares, pose, activation, weight, reach, beta_u, temperature, offset
-        return kernels.backward(*inputs, total, mean, variance, logit, shares, needs=needs)
+        return kernels.backward(*inputs, epsilon, floor, total, mean, variance, logit, shares, needs=needs)
     given = grad_mean, grad_active, grad_shares, pose, activation, weight, reach, beta_u, beta_a
     with no_autocast(pose):
-        return chunked.backward(*given, iterations, temperature, offset, needs=needs)
+        return chunked.backward(*given, iterations, temperature, offset, epsilon, floor, needs=needs)
 
 
 def _fake(
@@ -86,6 +91,8 @@ def _fake(
     iterations: int,
     couplings: bool,
     fused: bool,
+    epsilon: float,
+    floor: float,
 ) -> tuple[Tensor, ...]:
     (B, _, D), (L, N), J = pose.shape, child.shape, weight.shape[1]
     results = pose.new_empty(B, L, J, D), pose.new_empty(B, L, J), pose.new_empty((B, L, N, J) if couplings else (0,))
@@ -118,14 +125,14 @@ def _gradients(
     backward: Callable[..., Any], grads: Any, tensors: Any, kept: Any, constants: Any, needs: Any
 ) -> Gradients:
     """Gradients of results that were not used are zero; that of the couplings may be missing."""
-    (mean, active, shares), (iterations, couplings, fused) = grads, constants
+    (mean, active, shares), (iterations, couplings, *rest) = grads, constants
     pose, weight, child = tensors[0], tensors[2], tensors[6]
     (B, _, D), L, J = pose.shape, len(child), weight.shape[1]
     mean = pose.new_zeros(B, L, J, D) if mean is None else mean.contiguous()
     active = pose.new_zeros(B, L, J) if active is None else active.contiguous()
     if not couplings or iterations == 1:  # the first couplings are constants
         shares = None
-    return *backward(mean, active, shares, *tensors, *kept, iterations, fused, list(needs[:5])), *[None] * 4
+    return *backward(mean, active, shares, *tensors, *kept, iterations, *rest, list(needs[:5])), *[None] * 4
 
 
 def _reference(
@@ -141,9 +148,11 @@ def _reference(
     iterations: int,
     couplings: bool,
     fused: bool,
+    epsilon: float,
+    floor: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     votes = chunked.votes_of(pose[:, child].unflatten(-1, weight.shape[2:]), weight, offset)
-    costs = beta_u, beta_a, iterations, temperature.detach()
+    costs = beta_u, beta_a, iterations, temperature.detach(), epsilon, floor
     poses, active, shares = reference.route_votes(votes, activation, Reach(child, spots), *costs)
     return poses, active, shares if couplings else shares.new_empty(0)
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-FLOOR = 1e-4  # added to variances, which would be zero where all votes agree
 LEAST = 1e-4  # added to the sum of weights, so that a parent without votes is zero
+FLOOR = 1e-4  # added to variances, which would be zero where all votes agree
 STEP = 0.95  # of the inverse temperature: 1 - 0.95^t of it are reached in iteration t
 
 
@@ -87,6 +87,8 @@ def route_votes(
     beta_a_J: Tensor,
     iterations: int,
     inverse_temperature: float | Tensor,
+    epsilon: float = LEAST,
+    floor: float = FLOOR,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Route given votes: poses (B, L, J, D), activations (B, L, J) and couplings (B, L, N, J) of the last iteration,
     which sum to 1 over all positions and parents of a child."""
@@ -94,7 +96,7 @@ def route_votes(
     equal_LN = reach.equal_shares(votes_BLNJD.shape[3], votes_BLNJD.dtype)
     shares_BLNJ = equal_LN[..., None].expand(votes_BLNJD.shape[:-1])
     for iteration in range(1, iterations + 1):
-        mean, variance, total_BLJ = fit(votes_BLNJD, shares_BLNJ * activation_BLN1)
+        mean, variance, total_BLJ = fit(votes_BLNJD, shares_BLNJ * activation_BLN1, epsilon, floor)
         cost_BLJ = (beta_u_J[:, None] + 0.5 * variance.log()).sum(-1) * total_BLJ
         logit_BLJ = inverse_temperature * (1 - STEP**iteration) * (beta_a_J - cost_BLJ)
         if iteration < iterations:
@@ -103,12 +105,14 @@ def route_votes(
     return mean, logit_BLJ.sigmoid(), shares_BLNJ
 
 
-def fit(votes_BLNJD: Tensor, weight_BLNJ: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def fit(
+    votes_BLNJD: Tensor, weight_BLNJ: Tensor, epsilon: float = LEAST, floor: float = FLOOR
+) -> tuple[Tensor, Tensor, Tensor]:
     """M-step: weighted mean and variance (B, L, J, D) of the votes, and the sum of the weights (B, L, J)."""
     total_BLJ = weight_BLNJ.sum(2)
-    share_BLNJ1 = (weight_BLNJ / (total_BLJ + LEAST)[:, :, None])[..., None]
+    share_BLNJ1 = (weight_BLNJ / (total_BLJ + epsilon)[:, :, None])[..., None]
     mean_BLJD = (share_BLNJ1 * votes_BLNJD).sum(2)
-    variance_BLJD = (share_BLNJ1 * (votes_BLNJD - mean_BLJD[:, :, None]).square()).sum(2) + FLOOR
+    variance_BLJD = (share_BLNJ1 * (votes_BLNJD - mean_BLJD[:, :, None]).square()).sum(2) + floor
     return mean_BLJD, variance_BLJD, total_BLJ
 
 

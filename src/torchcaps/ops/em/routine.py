@@ -15,13 +15,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from torchcaps.ops.em.reference import FLOOR, LEAST, STEP, Reach, share_out
+from torchcaps.ops.em.reference import STEP, Reach, share_out
 
 ALL = (True,) * 5  # every gradient is needed
 
 
 class Votes(Protocol):
-    """The votes v (B, L, N, J, D) of the children, weighted by their activations."""
+    """The votes v (B, L, N, J, D) of the children, weighted by their activations.
+
+    Attributes:
+        epsilon: added to the sum of weights.
+        floor: added to variances.
+    """
+
+    epsilon: float
+    floor: float
 
     def fit(self, shares_BLNJ: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Mean and variance (B, L, J, D) of the votes and the sum of weights (B, L, J): `reference.fit`."""
@@ -123,10 +131,10 @@ def backward(
         d_total = -d_active * (D * beta_u_J + 0.5 * variance.log().sum(-1))
         d_variance = d_variance - (d_active * total)[..., None] / (2 * variance)
         # The M-step, by what is summed over children: v, (v - mean)² and 1, each times share · activation.
-        counted = (total + LEAST)[..., None]
-        d_mean = d_mean - 2 * LEAST * d_variance * mean / counted
+        counted = (total + votes.epsilon)[..., None]
+        d_mean = d_mean - 2 * votes.epsilon * d_variance * mean / counted
         linear, square = d_mean / counted, d_variance / counted
-        plus = d_total - ((variance - FLOOR) * square).sum(-1)
+        plus = d_total - ((variance - votes.floor) * square).sum(-1)
         steps.append(Step(shares[iteration - 1], mean, linear, square, plus, pairs, inverse))
         if iteration == 1:
             break

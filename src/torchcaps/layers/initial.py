@@ -1,0 +1,85 @@
+"""Initial weights of routed layers: parents of children 0.7 long start about half a unit long, so stacks can train.
+
+Take I children of length u and weights of std σ. The values of a vote are then random with std τ = σu, and with equal
+couplings 1/J the sum of all votes for a parent is S = √(I·D)·τ/J long.
+
+Routing makes it longer, because votes that agree with a parent count more. If v_t is the pose after iteration t, the
+logits are û·V with V = v_1 + v_2 + …, and for normal votes the mean of softmax(û·V)·û is τ²V/J to first order
+(Stein's lemma). The sum of all I votes is therefore
+
+    |s_{t+1}| = S + (I·τ²/J)·|V| = S + S²·(J/D)·(|v_1| + … + |v_t|)        |v_t| = |s_t|²/(1 + |s_t|²)
+
+`dynamic_sum` solves |s_r| = 1 for S: parents are then half a unit long. Without this term, layers of many parents of
+few dimensions start with lengths near 1. There squash is flat, and what a stack computes hardly depends on the image.
+The 0.7 lies between children behind a normalised backbone, whose lengths start near 1, and those in a stack, about a
+half. Squash is quadratic for short vectors, so each layer shrinks them further; stacks of five still train.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+CHILD = 0.7  # length of the children for which parents start half a unit long
+LOGIT = 0.5  # std of the first logits of inverted attention
+NOISE = 0.1  # of matrices that start near the identity, relative to weights that keep the size of a pose
+
+
+def dynamic_std(I: int, K: int, J: int, D: int, iterations: int) -> float:
+    """Std of a weight (I, J, D, K) of dynamic routing."""
+    return dynamic_sum(J, D, iterations) * J / (CHILD * math.sqrt(I * D))
+
+
+def uniform_std(I: int, K: int, J: int, D: int, iterations: int) -> float:
+    """The same without routing."""
+    return dynamic_std(I, K, J, D, 1)
+
+
+def self_attention_std(I: int, K: int, J: int, D: int, iterations: int) -> float:
+    """Std of a weight of self-attention routing.
+
+    The logits are û·A/√D with A the sum of all votes, of length J·S, so |s| = S + S³·J²/D^1.5; squash is 1 − e^−|s|.
+    """
+    first = _solve(lambda S: S + S**3 * J**2 / D**1.5, math.log(2))
+    return first * J / (CHILD * math.sqrt(I * D))
+
+
+def inverted_attention_std(I: int, K: int, J: int, D: int, iterations: int) -> float:
+    """Std of a weight of inverted attention.
+
+    Normalised poses have the length √D of parents and √K of children, so logits have the std √D·σ·√K. Sums of any size
+    are normalised; only the logits must not saturate their softmax.
+    """
+    return LOGIT / math.sqrt(K * D)
+
+
+def matrix_std(I: int, K: int, J: int, D: int, iterations: int) -> float:
+    """Of the noise that is added to identity matrices.
+
+    EM compares densities, so it is as sharp for small votes as for large ones. With independent matrices each layer
+    would assign a child by chance to few parents, and after some layers similar images would have unrelated poses. With
+    nearly equal votes for all parents couplings start nearly equal.
+    """
+    return NOISE / D**0.25
+
+
+def dynamic_sum(J: int, D: int, iterations: int) -> float:
+    """The length S of the first sum of votes with which the sum of the last iteration is 1 long."""
+
+    def last(S: float) -> float:
+        total, length = 0.0, S
+        for _ in range(iterations - 1):
+            total += length**2 / (1 + length**2)
+            length = S + S**2 * J / D * total
+        return length
+
+    return _solve(last, 1.0)
+
+
+def _solve(function: Callable[[float], float], value: float) -> float:
+    """The x in (0, value] with function(x) = value, of a function that rises at least as fast as x."""
+    low, high = 0.0, value
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if function(middle) < value else (low, middle)
+    return high
