@@ -246,6 +246,13 @@ def test_every_routing_is_in_the_table(name):
     assert f"| `{name}` |" in (DOCS / "routing.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.filterwarnings("ignore")  # torch.export warns of what it does itself
+def test_layers_in_other_peoples_code_run_as_the_page_says(number):
+    example = blocks(DOCS / "interoperability.md", "python")[number]
+    exec(compile(example, "docs/interoperability.md", "exec"), {})
+
+
 def test_segmentation_from_python_runs_as_the_page_says():
     (example,) = blocks(DOCS / "segmentation.md", "python")
     found: dict = {}

@@ -18,7 +18,7 @@ class Capsules(tuple):
     It is an immutable tuple of the tensors that it holds, so that hooks, DDP, FSDP2, `torch.compile`, `torch.export`
     and `torch.func` find them: `(pose,)` of vector capsules, else `(pose, activation)`. Read them by name.
 
-    Args:
+    Attributes:
         pose: (B, I, K) dense, or (B, T, D, H, W) maps.
         activation: (B, I) or (B, T, H, W) how present each capsule is; omit it for vector capsules, where it is the
             length of the pose.

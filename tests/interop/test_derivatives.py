@@ -8,7 +8,7 @@ import pytest
 import torch
 from cases import Numbers, by_parameters, close, every, gradients, loss, make
 from torch.autograd import forward_ad, functional
-from torch.func import functional_call, grad, jacfwd, jacrev, jvp, vmap
+from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vmap
 from torch.utils.checkpoint import checkpoint
 
 from torchcaps.ops import dispatch
@@ -29,6 +29,13 @@ def test_jacobians_agree(name):
     expected = functional.jacobian(module, x)
     for found in (jacrev(module)(x), jacfwd(module)(x), functional.jacobian(module, x, vectorize=True)):
         close(found, expected)
+
+
+@every
+def test_hessians_agree(name):
+    module, x = double(name, 1)
+    expected = functional.hessian(lambda x: loss(module(x)), x)
+    close([hessian(lambda x: loss(module(x)))(x)], [expected])
 
 
 @every

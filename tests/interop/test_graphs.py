@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from cases import CASES, Together, close, loss
+from torch._dynamo import compiled_autograd
 from torch.export import Dim, export
 from torch.fx import GraphModule
 from torch.utils._pytree import tree_leaves
@@ -89,3 +90,14 @@ def test_compile_makes_one_graph_forward_and_backward(together):
         slopes = [torch.autograd.grad(sum(map(loss, run(*inputs))), parameters) for run in (compiled, together)]
         close(*slopes, rtol=1e-4, atol=1e-5)
     assert_agrees(compiled, together)
+
+
+def test_compiled_autograd_makes_one_graph_of_an_eager_step(together):
+    torch.compiler.reset()
+    inputs, parameters = together.inputs(3), list(together.parameters())
+    expected = torch.autograd.grad(sum(map(loss, together(*inputs))), parameters)
+    together.zero_grad()
+    value = sum(map(loss, together(*inputs)))
+    with compiled_autograd._enable(torch.compile(backend="eager", fullgraph=True)):
+        value.backward()
+    close([each.grad for each in parameters], expected)

@@ -214,7 +214,10 @@ def test_batches_of_none_and_one(name):
 def test_meta_and_fake_tensors_have_the_shapes_of_real_ones(name):
     def described(layer, x):
         module = Numbers(layer)
-        return [(each.shape, each.stride(), each.dtype) for each in (*module(x), *gradients(module, x))]
+        return [(each.shape, strides(each), each.dtype) for each in (*module(x), *gradients(module, x))]
+
+    def strides(tensor):
+        return [step for side, step in zip(tensor.shape, tensor.stride()) if side > 1]  # of one element any is right
 
     layer, x = make(name)
     expected = described(layer, x)

@@ -1,6 +1,7 @@
 """Pure functions on tensors: no parameters, no modules, no I/O."""
 
 from torchcaps.ops.attention import inverted_attention_routing, self_attention_routing
+from torchcaps.ops.dispatch import using
 from torchcaps.ops.dynamic import dynamic_routing, route_votes
 from torchcaps.ops.em import em_routing, em_routing_conv
 from torchcaps.ops.local import Window, local_routing
@@ -20,4 +21,5 @@ __all__ = [
     "self_attention_routing",
     "squash",
     "squash_maps",
+    "using",
 ]

@@ -82,7 +82,10 @@ class Operator:
             self._save(ctx, inputs, output)
             return output[: self.results]
 
-        members = {"forward": staticmethod(forward), "backward": staticmethod(self._differentiate)}
+        def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+            return self._differentiate(ctx, *grads)  # compiled autograd wants a function, not a method
+
+        members = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
         return type(name, (torch.autograd.Function,), members)
 
     def _save(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -124,7 +127,9 @@ class Operator:
 
 def _batched(grad: Tensor | None) -> bool:
     """Whether is_grads_batched=True, which is older than torch.func and not seen by `transformed`."""
-    return grad is not None and torch._C._functorch.is_legacy_batchedtensor(grad)
+    if grad is None or torch.compiler.is_compiling():
+        return False
+    return torch._C._functorch.is_legacy_batchedtensor(grad)
 
 
 def _tuple(output: Any) -> tuple[Tensor, ...]:

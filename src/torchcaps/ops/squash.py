@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.amp import is_autocast_available
 
 from torchcaps.ops.dispatch import exporting
 
@@ -49,14 +48,14 @@ def at_least_float32(x: Tensor) -> Tensor:
 
 def no_autocast(x: Tensor) -> AbstractContextManager[Any]:
     """Disable autocast inside the block: products keep the precision of their factors."""
-    kind = x.device.type
-    return torch.autocast(kind, enabled=False) if is_autocast_available(kind) else nullcontext()
+    # Tensors on "meta" have no autocast. torch.amp.is_autocast_available would say so, but breaks graphs in torch 2.11.
+    return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
 
 
 def autocast_dtype(x: Tensor) -> torch.dtype | None:
     """Return the type that autocast chooses for products on the device of x, or None where it is not enabled."""
     kind = x.device.type
-    if not is_autocast_available(kind) or not torch.is_autocast_enabled(kind):  # tensors on "meta" have none
+    if x.is_meta or not torch.is_autocast_enabled(kind):
         return None
     return torch.get_autocast_dtype(kind)
 
