@@ -55,6 +55,12 @@ def test_margins_can_be_set():
     assert loss.tolist() == pytest.approx([0.04 + 0.09 + 0.0025])
 
 
+def test_margin_of_squared_lengths():
+    # example 0, class 0: 0.81 − 0.64 + ½(0.09 − 0.01) + 0; example 1, class 1: 0 + ½(0.04 − 0.01) + ½(1 − 0.01)
+    loss = margin_loss(LENGTHS, torch.tensor([0, 1]), squared_lengths=True)
+    assert loss.tolist() == pytest.approx([0.17 + 0.04, 0.015 + 0.495])
+
+
 def test_reconstruction_is_one_sum_an_example():
     images = torch.zeros(2, 3, 4, 5)
     reconstruction = torch.stack([torch.full((3, 4, 5), 0.5), torch.zeros(3, 4, 5)])

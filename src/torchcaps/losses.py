@@ -13,9 +13,19 @@ _TINY = 1e-6  # keeps log p and its gradient finite at p = 0
 
 
 def margin_loss(
-    lengths: Tensor, targets: Tensor, *, present: float = 0.9, absent: float = 0.1, down_weight: float = 0.5
+    lengths: Tensor,
+    targets: Tensor,
+    *,
+    present: float = 0.9,
+    absent: float = 0.1,
+    down_weight: float = 0.5,
+    squared_lengths: bool = False,
 ) -> Tensor:
     """Penalise short capsules of present classes and long capsules of absent ones (Eq. 4), summed over classes.
+
+    The paper squares the hinge, max(0, m⁺ − |v|)². The slides of Aurélien Géron (2017), which many ports follow, square
+    length and margin, max(0, m⁺² − |v|²). The gradient 2|v| then is largest at the margin, instead of zero, and it is
+    zero for a capsule of length zero, instead of largest.
 
     Args:
         lengths: (B, J) of the class capsules, without softmax.
@@ -23,12 +33,18 @@ def margin_loss(
         present: margin for present classes.
         absent: margin for absent classes.
         down_weight: weight of absent classes.
+        squared_lengths: compare squared lengths with squared margins, and do not square the hinge.
 
     Returns:
         (B,).
     """
     check_batch("margin_loss", lengths, targets)
     there = multi_hot(targets, lengths.shape[-1]).to(lengths.dtype)
+    if squared_lengths:
+        squares = lengths.square()
+        too_short = functional.relu(present**2 - squares)
+        too_long = functional.relu(squares - absent**2)
+        return (there * too_short + down_weight * (1 - there) * too_long).sum(-1)
     too_short = functional.relu(present - lengths).square()
     too_long = functional.relu(lengths - absent).square()
     return (there * too_short + down_weight * (1 - there) * too_long).sum(-1)

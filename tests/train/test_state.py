@@ -7,7 +7,7 @@ import torch
 
 from torchcaps.data import Dataset, SegmentationDataset, draw_axons
 from torchcaps.errors import UserError
-from torchcaps.models import create_model
+from torchcaps.models import Output, create_model
 from torchcaps.train.recipe import LossSection, load_recipe
 from torchcaps.train.setup import make_model
 from torchcaps.train.tasks.classification import ClassificationTask
@@ -67,11 +67,20 @@ def test_default_weights_of_a_cnn():
         ("capsnet_small", {"decoder": "none"}, {"reconstruction": 0.1}, "no decoder"),
         ("capsnet_small", {}, {"cross_entropy": 1.0}, r"use loss\.margin"),
         ("capsnet_small", {}, {"margin": 0.0, "reconstruction": 0.0}, "nothing to learn"),
+        ("em_capsnet", {}, {"squared_lengths": True}, "it is a form of the margin loss; set loss.margin, too"),
     ],
 )
 def test_losses_that_do_not_fit_the_model(name, options, section, message):
     with pytest.raises(UserError, match=message):
         ClassificationTask.make(create_model(name, **options), data(28), LossSection(**section))
+
+
+def test_the_margin_loss_may_take_squared_lengths():
+    model, lengths = create_model("capsnet_small", decoder="none"), torch.full((1, 2), 0.5)
+    for squared, expected in ((False, 0.4**2 + 0.5 * 0.4**2), (True, 0.81 - 0.25 + 0.5 * (0.25 - 0.01))):
+        task = ClassificationTask.make(model, data(28), LossSection(squared_lengths=squared))
+        terms = task.terms(Output(lengths), torch.zeros(1), torch.tensor([0]))
+        assert terms["margin"].tolist() == pytest.approx([expected])
 
 
 def test_rare_classes_count_more():

@@ -4,8 +4,8 @@ Take I children of length u and weights of std σ. The values of a vote are then
 couplings 1/J the sum of all votes for a parent is S = √(I·D)·τ/J long.
 
 Routing makes it longer, because votes that agree with a parent count more. If v_t is the pose after iteration t, the
-logits are û·V with V = v_1 + v_2 + …, and for normal votes the mean of softmax(û·V)·û is τ²V/J to first order
-(Stein's lemma). The sum of all I votes is therefore
+logits are û·V with V = v_1 + v_2 + …, and for normal votes and many parents the mean of softmax(û·V)·û is τ²V/J to
+first order (Stein's lemma). The sum of all I votes is therefore
 
     |s_{t+1}| = S + (I·τ²/J)·|V| = S + S²·(J/D)·(|v_1| + … + |v_t|)        |v_t| = |s_t|²/(1 + |s_t|²)
 

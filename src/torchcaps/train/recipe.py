@@ -78,6 +78,7 @@ class LossSection(Section):
     synthesis: bce 1, l1 100, features 0."""
 
     margin: float | None = Field(None, ge=0)
+    squared_lengths: bool = False  # of margin: compare squared lengths with squared margins, with a plain hinge
     spread: float | None = Field(None, ge=0)
     reconstruction: float | None = Field(None, ge=0)
     cross_entropy: float | None = Field(None, ge=0)

@@ -54,6 +54,7 @@ class ClassificationTask(Task):
     weights: dict[str, float]
     class_weights_J: Tensor | None = None
     labels_each: int | None = None  # how many classes every image has, where that is known
+    squared_lengths: bool = False  # the form of the margin loss
     spread_margin: Tensor = field(default_factory=lambda: torch.tensor(SPREAD[1]))  # a recorded step knows its address
 
     measure = "accuracy"
@@ -78,8 +79,11 @@ class ClassificationTask(Task):
             raise UserError("loss: every weight is 0, so there is nothing to learn")
         if "spread" in weights and data.multi_label:
             raise UserError("loss.spread: it is for one class an image; use loss.margin for several")
+        if section.squared_lengths and "margin" not in weights:
+            raise UserError("loss.squared_lengths: it is a form of the margin loss; set loss.margin, too")
         weights_J = class_weights(data) if section.class_weights else None
-        return cls(weights, weights_J, data.labels_each, torch.tensor(SPREAD[1], device=model.device))
+        margin = torch.tensor(SPREAD[1], device=model.device)
+        return cls(weights, weights_J, data.labels_each, section.squared_lengths, margin)
 
     @classmethod
     def model_options(cls, recipe: Recipe, data: Dataset) -> dict[str, Any]:
@@ -101,7 +105,7 @@ class ClassificationTask(Task):
     def terms(self, output: Output, images: Tensor, targets: Tensor) -> dict[str, Tensor]:
         terms = {}
         if "margin" in self.weights:
-            terms["margin"] = losses.margin_loss(output.lengths, targets)
+            terms["margin"] = losses.margin_loss(output.lengths, targets, squared_lengths=self.squared_lengths)
         if "spread" in self.weights:
             terms["spread"] = losses.spread_loss(output.lengths, targets, self.spread_margin)
         if "reconstruction" in self.weights and output.reconstruction is not None:

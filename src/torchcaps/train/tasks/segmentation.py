@@ -55,6 +55,8 @@ class SegmentationTask(Task):
     def make(cls, model: SegmentationModel, data: SegmentationDataset | None, section: LossSection) -> SegmentationTask:
         if section.spread or section.class_weights:
             raise UserError("loss.spread and loss.class_weights are not for masks; loss.positive_weight may be")
+        if section.squared_lengths:
+            raise UserError("loss.squared_lengths is not for masks; omit it")
         names = ("cross_entropy", "dice", "margin", "reconstruction")
         given = {name: getattr(section, name) for name in names}
         draws = getattr(model, "decoder", None) is not None

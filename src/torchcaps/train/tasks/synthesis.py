@@ -69,7 +69,7 @@ class SynthesisTask(Task):
 
     @classmethod
     def make(cls, model: SynthesisModel, data: Any, section: LossSection) -> SynthesisTask:
-        others = ("margin", "spread", "reconstruction", "cross_entropy", "dice", "class_weights")
+        others = ("margin", "squared_lengths", "spread", "reconstruction", "cross_entropy", "dice", "class_weights")
         if wrong := [name for name in others if getattr(section, name)]:
             raise UserError(
                 f"loss.{wrong[0]} is not for synthesis: use loss.bce or loss.least_squares, loss.l1, loss.features"
