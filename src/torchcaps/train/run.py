@@ -17,6 +17,7 @@ from torchcaps.data import Examples, Splits, epoch_size, load_data, num_batches
 from torchcaps.errors import UserError
 from torchcaps.io.atomic import write_text
 from torchcaps.models import ImageModel, load, save
+from torchcaps.plugins import inherited
 from torchcaps.train.callbacks import Callback, RunCallback, WorkerCallback
 from torchcaps.train.checkpoint import clear, copy_state, load_checkpoint, never_saved, reason, save_checkpoint
 from torchcaps.train.cudagraph import deterministic
@@ -56,6 +57,9 @@ def start_run(
         shard: whether each rank has a shard of every weight, its gradient and its moments.
         console: where to print; by default nowhere.
     """
+    # So that the folder's recipe.yaml is enough to resume the run.
+    plugins = tuple(dict.fromkeys((*recipe.plugins, *inherited())))
+    recipe = recipe.model_copy(update={"plugins": plugins})
     dist = _launch(recipe, device, devices, nodes, shard)
     folder = dist.broadcast_from_main(lambda: _new_folder(recipe, out))
     return _Run(recipe, folder, dist, console, resume=False).start()

@@ -121,7 +121,7 @@ def reproduce(
             raise UserError("train.read_test=no: a result is read off the test set; use `torchcaps train` to choose")
         job.check()
     _check_place(out)
-    place = "cuda" if torch.cuda.is_available() and device in ("auto", "cuda", "gpu") else "cpu"
+    place = "cuda" if torch.cuda.is_available() and device in ("auto", "cuda") else "cpu"
     results: dict[str, dict[str, Any]] = {}
 
     def write_whole() -> None:
@@ -140,7 +140,7 @@ def reproduce(
 
 def _settings(recipe: Recipe) -> dict[str, Any]:
     """The settings of a recipe that decide a run's result."""
-    return recipe.model_dump(mode="json", exclude={"name", "description", "claim"})
+    return recipe.model_dump(mode="json", exclude={"name", "description", "claim", "plugins"})
 
 
 def _check_place(out: Path) -> None:
@@ -175,7 +175,7 @@ def run_jobs(
     Returns:
         The jobs that failed.
     """
-    cuda = torch.cuda.is_available() and device in ("auto", "cuda", "gpu")
+    cuda = torch.cuda.is_available() and device in ("auto", "cuda")
     at_once = side_by_side or (SIDE_BY_SIDE if cuda else 1)
     jobs = [job for job in jobs if not job.done]
     waiting, running, failed = list(jobs), dict[Path, tuple[Job, subprocess.Popen[bytes]]](), list[Job]()

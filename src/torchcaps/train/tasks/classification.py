@@ -24,11 +24,10 @@ from torchcaps.train.recipe import AugmentSection, LossSection, Recipe
 from torchcaps.train.reports.classification import classification_sections
 from torchcaps.train.reports.page import Report
 from torchcaps.train.reports.report_data import ReportData
-from torchcaps.train.tasks.base import Task
+from torchcaps.train.tasks.base import EVALUATION_BATCH, Task
 from torchcaps.train.tasks.test_sets import classification_test_set
 from torchcaps.train.totals import Totals
 
-EVALUATION_BATCH = 256
 PAPER_RECONSTRUCTION = 0.0005 * 28 * 28  # the paper's weight, for images of any size: divided by the number of values
 SPREAD = (0.2, 0.9)  # the margin of the spread loss at the start and at the end of training
 TERMS = ("margin", "spread", "reconstruction", "cross_entropy", "disagreement", "absence")
@@ -57,6 +56,7 @@ class ClassificationTask(Task):
     spread_margin: Tensor = field(default_factory=lambda: torch.tensor(SPREAD[1]))  # a recorded step knows its address
 
     measure = "accuracy"
+    learns_from = "images with a class each"
 
     @classmethod
     def make(cls, model: ImageModel, data: Dataset, section: LossSection) -> ClassificationTask:
