@@ -13,13 +13,18 @@ from torchcaps.layers import DenseCaps
 from torchcaps.models import ImageModel, create_model
 from torchcaps.train.recipe import Recipe
 from torchcaps.train.state import State, make_optimizer
-from torchcaps.train.tasks import TASKS, Task, find_task
+from torchcaps.train.tasks import TASKS, Task
+from torchcaps.train.tasks.register import find_task
 
 MAX_LAYER_PARAMETERS = 20_000_000  # without a warning: a hundred times what 32×32 images give one capsule layer
 
 
 def make_state(
-    recipe: Recipe, data: Examples, device: torch.device, home: torch.device | None = None
+    recipe: Recipe,
+    data: Examples,
+    device: torch.device,
+    home: torch.device | None = None,
+    model: ImageModel | None = None,
 ) -> tuple[State, Task]:
     """Make a new model for this data, with optimizer and random state, and its task.
 
@@ -28,10 +33,11 @@ def make_state(
         data: the training data.
         device: where to train.
         home: where the weights are, if not on the device.
+        model: by default a new one, of the recipe.
     """
     generator = torch.Generator(device).manual_seed(recipe.train.seed)
     device = home or device
-    model = make_model(recipe, data).to(device)
+    model = (make_model(recipe, data) if model is None else model).to(device)
     if device.type == "cuda":
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimizer = make_optimizer(model, recipe.optim, device)

@@ -2,7 +2,7 @@
 
 from torchcaps.train.tasks.base import Evaluation, Loss, Task
 from torchcaps.train.tasks.classification import ClassificationTask
-from torchcaps.train.tasks.register import TASKS, find_task, register_task
+from torchcaps.train.tasks.register import TASKS, register_task
 from torchcaps.train.tasks.segmentation import SegmentationTask
 from torchcaps.train.tasks.synthesis import SynthesisTask
 
@@ -14,6 +14,5 @@ __all__ = [
     "SegmentationTask",
     "SynthesisTask",
     "Task",
-    "find_task",
     "register_task",
 ]

@@ -17,7 +17,7 @@ from torchcaps.data import Batch, make_loader
 from torchcaps.losses import combine
 from torchcaps.train.cudagraph import compiled
 from torchcaps.train.distributed import Distributed
-from torchcaps.train.nonfinite import NonfiniteGuard
+from torchcaps.train.nonfinite import NonfiniteGuard, skips_on_device
 from torchcaps.train.optim.sam import SAM
 from torchcaps.train.recipe import LossSection, OptimSection, Recipe
 from torchcaps.train.reports.page import Report
@@ -204,6 +204,7 @@ class SupervisedStep:
         rho = context.optim.sam_rho
         self.sam = SAM(state.model.parameters(), rho) if rho else None
         self.forward, self.check_loss = self._forward, context.guard.check_loss
+        self.skips_on_device = skips_on_device(state.optimizer) and not context.dist.sharded
 
     def compiled(self) -> SupervisedStep:
         """The same step with its forward pass compiled."""
@@ -236,7 +237,7 @@ class SupervisedStep:
             context.fabric.clip_gradients(
                 self.wrapped, self.optimizer, max_norm=context.optim.clip, error_if_nonfinite=False
             )
-        if not (context.dist.sharded and guard.bad):
+        if self.skips_on_device or not guard.bad:
             self.optimizer.step()
         if shard.counted:
             context.totals.add(*found, context.skipped)

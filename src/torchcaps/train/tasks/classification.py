@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from torchcaps import losses
-from torchcaps.data import Dataset, DeviceLoader, batches, centre_crop, class_weights
+from torchcaps.data import Dataset, batches, centre_crop, class_weights
+from torchcaps.data.loader import plain_loader
 from torchcaps.errors import UserError
 from torchcaps.explain.familiarity import count_rejected, familiarity_threshold, score_images
 from torchcaps.losses import combine
@@ -62,7 +63,7 @@ class ClassificationTask(Task):
     def make(cls, model: ImageModel, data: Dataset, section: LossSection) -> ClassificationTask:
         given = {name: getattr(section, name) for name in TERMS}
         defaults = dict.fromkeys(given, 0.0) | {model.objective: 1.0, **model.own_losses}
-        draws = getattr(model, "decoder", None) is not None
+        draws = getattr(model, "draws", getattr(model, "decoder", None) is not None)
         if draws:
             defaults["reconstruction"] = PAPER_RECONSTRUCTION / torch.Size(model.image_shape).numel()
         if given["reconstruction"] and not draws:
@@ -145,7 +146,7 @@ class ClassificationTask(Task):
             views: answer by the mean over nine views of each image, moved by up to a pixel. The loss is that of the
                 image itself.
         """
-        was_training, size = model.training, EVALUATION_BATCH
+        was_training, size = model.training, 1 if data.batched else EVALUATION_BATCH
         model.eval()
         try:
             while True:
@@ -160,7 +161,7 @@ class ClassificationTask(Task):
 
     @torch.no_grad()
     def _evaluate_batches(self, model: ImageModel, dataset: Dataset, views: bool, size: int) -> ClassificationResult:
-        loader = DeviceLoader(dataset, model.device)
+        loader = plain_loader(dataset, model.device)
         totals, lengths = Totals(model.device, self.measure), []
         for images, targets in batches(loader, size, device=model.device, seed=0, epoch=0, shuffle=False):
             crop = 0 if images.shape[1:] == model.image_shape else model.image_shape[1]
