@@ -17,7 +17,7 @@ from torchcaps.errors import UserError
 from torchcaps.layers import ROUTINGS, DenseCaps, register_routing
 from torchcaps.models.registry import CLASSES, MODELS
 from torchcaps.ops import Routed, dynamic_routing
-from torchcaps.train.recipe import load_recipe, make_recipe
+from torchcaps.train.recipe import import_plugins, load_recipe, make_recipe
 from torchcaps.train.tasks import TASKS, ClassificationTask, register_task
 
 PLUGIN = """
@@ -177,9 +177,20 @@ def test_a_recipe_imports_its_plugins_from_beside_it(own, monkeypatch, tmp_path_
     monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
     recipe = load_recipe(str(own / "own.yaml"))
     assert recipe.plugins == (str(own / "own.py"),)
+    assert "tiny" not in MODELS  # a recipe may come from elsewhere: reading it runs no code
+    import_plugins(recipe)
     assert {"tiny", "bars", "strict"} <= {*MODELS, *SOURCES, *TASKS}
     (own / "again.yaml").write_text(recipe.to_yaml())
-    assert load_recipe(str(own / "again.yaml")) == recipe  # and the file is not imported twice
+    again = load_recipe(str(own / "again.yaml"))
+    assert again == recipe
+    import_plugins(again)  # the file is not imported twice
+
+
+def test_further_data_sets_of_a_recipe_may_come_from_its_plugins(own):
+    recipe = make_recipe({"name": "x", "plugins": [str(own / "own.py")], "also": ["bars"]})
+    import_plugins(recipe)
+    with pytest.raises(UserError, match="also: there is no data set 'bar': did you mean 'bars'"):
+        import_plugins(recipe.model_copy(update={"also": ("bar",)}))
 
 
 @pytest.mark.parametrize(
@@ -196,7 +207,7 @@ def test_mistakes_in_plugins_are_named(plugin, message, tmp_path, monkeypatch):
     (tmp_path / "broken.py").write_text("1 / 0")
     (tmp_path / "needy.py").write_text("import nothing_like_this")
     with pytest.raises(UserError, match=message):
-        make_recipe({"name": "x", "plugins": [plugin]})
+        import_plugins(make_recipe({"name": "x", "plugins": [plugin]}))
 
 
 def test_a_plugin_named_like_an_imported_module_replaces_nothing(tmp_path):

@@ -226,7 +226,7 @@ def _merged(base: dict[str, Any], tree: dict[str, Any]) -> dict[str, Any]:
 
 
 def make_recipe(tree: dict[str, Any], overrides: list[str] | tuple[str, ...] = (), called: str | None = None) -> Recipe:
-    """Validate a recipe given as nested dicts, and import its plugins.
+    """Validate a recipe given as nested dicts.
 
     Args:
         tree: its sections.
@@ -242,11 +242,21 @@ def make_recipe(tree: dict[str, Any], overrides: list[str] | tuple[str, ...] = (
         problems = [_explain(problem) for problem in error.errors()]
         more = [f"and {len(problems) - MAX_PROBLEMS} more"] if len(problems) > MAX_PROBLEMS else []
         raise UserError(f"recipe {called}: " + "; ".join(problems[:MAX_PROBLEMS] + more)) from error
+    if not recipe.plugins:
+        _check_names(recipe, called)
+    return recipe
+
+
+def import_plugins(recipe: Recipe) -> None:
+    """Import a recipe's plugins. Reading a recipe does not: it may come from elsewhere; training it runs their code."""
     load_plugins(recipe.plugins)
+    _check_names(recipe, recipe.name)
+
+
+def _check_names(recipe: Recipe, called: str) -> None:
     for name in recipe.also:
         if name not in SOURCES:
             raise UserError(f"recipe {called}: also: there is no data set {name!r}: {did_you_mean(name, SOURCES)}")
-    return recipe
 
 
 def _override(tree: dict[str, Any], assignment: str) -> None:

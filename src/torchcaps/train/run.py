@@ -27,7 +27,7 @@ from torchcaps.train.evaluate import evaluate_model
 from torchcaps.train.failures import enough_memory, lock_folder, saved_state, writing
 from torchcaps.train.loop import Interrupted, finished, train
 from torchcaps.train.nonfinite import ADVICE, Diverged
-from torchcaps.train.recipe import Recipe, load_recipe
+from torchcaps.train.recipe import Recipe, import_plugins, load_recipe
 from torchcaps.train.reports.page import Report
 from torchcaps.train.setup import make_state
 from torchcaps.train.state import State, seeded
@@ -57,6 +57,7 @@ def start_run(
         shard: whether each rank has a shard of every weight, its gradient and its moments.
         console: where to print; by default nowhere.
     """
+    import_plugins(recipe)
     # So that the folder's recipe.yaml is enough to resume the run.
     plugins = tuple(dict.fromkeys((*recipe.plugins, *inherited())))
     recipe = recipe.model_copy(update={"plugins": plugins})
@@ -89,6 +90,7 @@ def resume_run(
         if override.startswith(FIXED_SETTINGS):
             raise UserError(f"--resume: {override.partition('=')[0]} is fixed by the run; start a new run to change it")
     recipe = load_recipe(str(folder / "recipe.yaml"), overrides)
+    import_plugins(recipe)
     return _Run(recipe, folder, _launch(recipe, device, devices, nodes, shard), console, resume=True).start()
 
 

@@ -33,7 +33,7 @@ from torchcaps.io.folders import make_folder
 from torchcaps.models import load
 from torchcaps.train.checkpoint import has_checkpoint
 from torchcaps.train.evaluate import evaluate_ensemble, evaluate_model
-from torchcaps.train.recipe import ClaimSection, Recipe, list_recipes, load_recipe
+from torchcaps.train.recipe import ClaimSection, Recipe, import_plugins, list_recipes, load_recipe
 
 SIDE_BY_SIDE = 5  # runs at a time on one GPU; benchmarks/results/h200-log.md has the gain
 MARKS = re.compile(r"(<!-- results(?: of (\S+))? -->\n).*?(<!-- end of results -->)", re.DOTALL)
@@ -120,6 +120,7 @@ def reproduce(
         if not job.recipe.train.read_test:
             raise UserError("train.read_test=no: a result is read off the test set; use `torchcaps train` to choose")
         job.check()
+        import_plugins(job.recipe)  # also for the models that are evaluated here
     _check_place(out)
     place = "cuda" if torch.cuda.is_available() and device in ("auto", "cuda") else "cpu"
     results: dict[str, dict[str, Any]] = {}
