@@ -15,9 +15,11 @@ from torchcaps import plugins
 from torchcaps.data import MASK_SOURCES, SOURCES, Dataset, SegmentationDataset, Splits, load_data, register_data
 from torchcaps.errors import UserError
 from torchcaps.layers import ROUTINGS, DenseCaps, register_routing
+from torchcaps.models import CapsNet, register_model
 from torchcaps.models.registry import CLASSES, MODELS
 from torchcaps.ops import Routed, dynamic_routing
 from torchcaps.train.recipe import import_plugins, load_recipe, make_recipe
+from torchcaps.train.run import start_run
 from torchcaps.train.tasks import TASKS, ClassificationTask, register_task
 
 PLUGIN = """
@@ -257,6 +259,34 @@ def test_a_model_file_names_its_plugins_and_never_imports_them(own, call):
         code, _, complaint = call("export", own / "model")
         assert code == 2
         assert needed in " ".join(complaint.split())
+
+
+class Counting(CapsNet):
+    """Changes an attribute in training, which `save` refuses."""
+
+    def __init__(self, image_shape=(1, 12, 12), num_classes=2, **options):
+        small = {"channels": 2, "kernel": 5, "types": 2, "primary_kernel": 5, "hidden": (4,)}
+        super().__init__(image_shape, num_classes, **{**small, **options})
+        self.calls = 0
+
+    def forward(self, *arguments, **options):
+        self.calls += 1
+        return super().forward(*arguments, **options)
+
+
+def test_a_run_is_not_lost_for_what_a_model_changes_in_training(tmp_path):
+    def counting(**options) -> Counting:
+        return Counting(**options)
+
+    register_model(counting)
+    register_data(dots)
+    tree = {"name": "x", "data": {"source": "dots", "image_size": 12, "test": 0}, "model": {"name": "counting"}}
+    recipe = make_recipe({**tree, "train": {"epochs": 1}})
+    folder = start_run(recipe, out=tmp_path / "run", device="cpu")
+    model = torchcaps.load(folder)
+    model(torch.rand(1, 1, 12, 12))
+    with pytest.raises(UserError, match="model.calls was changed from 0 to 1"):
+        torchcaps.save(model, tmp_path / "model")
 
 
 @pytest.mark.slow

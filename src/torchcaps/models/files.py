@@ -55,6 +55,11 @@ def save(model: ImageModel, folder: str | os.PathLike[str]) -> Path:
         raise UserError(f"cannot save a model to {path}: {error.strerror or error}") from error
 
 
+def check_savable(model: ImageModel) -> None:
+    """Raise the UserError of `save` without writing anything, for use before training."""
+    savable_tensors(unwrapped(model), _config_text(model))
+
+
 def load(
     name_or_path: str | os.PathLike[str],
     device: str | torch.device = "cpu",

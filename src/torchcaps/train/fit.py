@@ -85,7 +85,8 @@ def fit(
     Returns:
         The trained model, or the module itself, in evaluation mode; and the history.
     """
-    recipe = _recipe(model, images, optimizer, settings, model_options, epochs, batch_size, lr, seed)
+    own = not isinstance(model, str) or any(each is not None for each in (loss, task, optimizer))
+    recipe = _recipe(model, images, own, settings, model_options, epochs, batch_size, lr, seed)
     fabric = make_fabric(device, recipe.train.precision)
     with seeded(recipe.train.seed, fabric.device):
         train, held_out, network = _prepare(model, images, labels, validation, class_names, answers, recipe)
@@ -99,7 +100,7 @@ def fit(
 def _recipe(
     model: Any,
     images: Any,
-    optimizer: Any,
+    own: bool,
     settings: dict[str, Any] | None,
     model_options: dict[str, Any],
     epochs: int,
@@ -118,8 +119,8 @@ def _recipe(
         raise UserError(f"fit: the module is built already, so omit {', '.join(model_options) or 'model'}")
     if isinstance(images, DataLoader):
         tree["train"]["batch_size"] = 1  # an example of the loop is a batch of the DataLoader
-    if optimizer is not None:
-        tree["train"]["fast"] = False  # a CUDA graph needs an optimizer that is made for it
+    if own:
+        tree["train"].setdefault("fast", False)  # a CUDA graph would repeat no Python of the user's
     recipe = make_recipe(tree)
     if "data" in tree or recipe.train.select == "best":
         raise UserError("fit: settings of data and train.select=best are for recipes only; use validation=")

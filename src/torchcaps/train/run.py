@@ -16,7 +16,8 @@ from torchcaps._version import __version__
 from torchcaps.data import Examples, Splits, epoch_size, load_data, num_batches
 from torchcaps.errors import UserError
 from torchcaps.io.atomic import write_text
-from torchcaps.models import ImageModel, load, save
+from torchcaps.models import ImageModel, load
+from torchcaps.models.files import check_savable, write_model
 from torchcaps.plugins import inherited
 from torchcaps.train.callbacks import Callback, RunCallback, WorkerCallback
 from torchcaps.train.checkpoint import clear, copy_state, load_checkpoint, never_saved, reason, save_checkpoint
@@ -145,6 +146,8 @@ class _Run:
         recipe, dist, settings = self.recipe, self.dist, self.recipe.train
         state, task = make_state(recipe, splits.train, self.device, torch.device("cpu") if dist.sharded else None)
         state.data = splits.fingerprint()
+        with torch.random.fork_rng(devices=[]):
+            check_savable(state.model)  # now, not after hours of training
         if self.resume:
             self._load(state, splits, task)
         trained = self._sharded(state)
@@ -272,7 +275,8 @@ class _Run:
         about |= {"data": self.recipe.data.model_dump(mode="json"), **task.origin(self.recipe, splits.train)}
         model.trained_by = {**about, "fingerprint": state.data}
         calibrated = task.calibrate(model, splits.train, splits.validation)
-        save(model, self.folder / "model")
+        (self.folder / "model").mkdir(exist_ok=True)
+        write_model(model, self.folder / "model")  # what training has set is no reason to lose it
         results = _Results.of(splits, self.recipe, task, model)
         summary = self._summary(splits, state, task, results, calibrated)
         title = f"{self.recipe.name} (seed {self.recipe.train.seed})"
