@@ -17,6 +17,8 @@ MODULES += (
     "torchcaps.train.fit",
     "torchcaps.train.recipe",
     "torchcaps.train.run",
+    "torchcaps.train.tasks",
+    "torchcaps.train.callbacks",
     "torchcaps.testing",
     "torchcaps.losses",
 )

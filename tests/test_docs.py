@@ -9,6 +9,7 @@ import re
 import shlex
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -19,10 +20,13 @@ import torchcaps
 from test_cli import draw, torchcaps_command
 from torchcaps.bench import routing, step
 from torchcaps.cli import app
-from torchcaps.data import draw_axons
+from torchcaps.data import SOURCES, draw_axons
 from torchcaps.exchange.onnx_file import write_onnx
 from torchcaps.layers import ROUTINGS
+from torchcaps.models.registry import CLASSES, MODELS
 from torchcaps.train.recipe import Recipe, list_recipes, load_recipe
+from torchcaps.train.run import start_run
+from torchcaps.train.tasks import TASKS
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -242,6 +246,26 @@ def test_examples_of_layers_run_as_the_page_says(number):
         ROUTINGS.pop("winner", None)
 
 
+def test_everything_of_ones_own_is_added_as_the_page_says(tmp_path):
+    """The blocks of docs/extend.md in their order, and its recipe with all of what they register."""
+    page, names = DOCS / "extend.md", {"__name__": "extend"}
+    tables = (ROUTINGS, MODELS, CLASSES, SOURCES, TASKS)
+    before = [dict(table) for table in tables]
+    sys.modules["extend"] = types.ModuleType("extend")
+    try:
+        for example in blocks(page, "python"):
+            assert len(example.splitlines()) <= 20
+            exec(compile(example, page.name, "exec"), names)
+        (tmp_path / "own.yaml").write_text(blocks(page, "yaml")[0].replace("[own.py]", "[]"), encoding="utf-8")
+        folder = start_run(load_recipe(str(tmp_path / "own.yaml")), out=tmp_path / "run", device="cpu")
+        assert torchcaps.load(folder).task == "sparse"
+    finally:
+        del sys.modules["extend"]
+        for table, known in zip(tables, before):
+            table.clear()
+            table.update(known)
+
+
 @pytest.mark.parametrize("name", sorted(ROUTINGS))
 def test_every_routing_is_in_the_table(name):
     assert f"| `{name}` |" in (DOCS / "routing.md").read_text(encoding="utf-8")
@@ -272,7 +296,7 @@ def test_synthesis_from_python_runs_as_the_page_says():
 def test_the_settings_that_pages_name_are_settings():
     named = 0
     for page in DOCS.glob("*.md"):
-        for recipe, rest in re.findall(r"\$ torchcaps train ([\w-]+)(.*)", page.read_text(encoding="utf-8")):
+        for recipe, rest in re.findall(r"\$ torchcaps train ([\w-]+)(?![\w.-])(.*)", page.read_text(encoding="utf-8")):
             if recipe.startswith("--"):
                 continue
             named += len(settings := re.findall(r"--set ([\w.]+=[^\s`]+)", rest))

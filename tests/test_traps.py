@@ -17,6 +17,7 @@ from torchcaps.errors import UserError
 from torchcaps.layers import DenseCaps, PrimaryCaps
 from torchcaps.losses import margin_loss, reconstruction_loss
 from torchcaps.models import create_model, load, save
+from torchcaps.models.files import write_model
 from torchcaps.ops import dynamic_routing, squash
 
 SOURCES = sorted(Path(torchcaps.__file__).parent.rglob("*.py"))
@@ -169,4 +170,7 @@ def test_trap_failed_load_raises(model, tmp_path):
         load(tmp_path / "words.safetensors")
     del model.classes  # saved without the class capsules: their weights must not stay random
     with pytest.raises(UserError, match="does not fit"):
-        load(save(model, tmp_path / "part"))
+        save(model, tmp_path / "part")
+    (tmp_path / "part").mkdir()
+    with pytest.raises(UserError, match="does not fit"):
+        load(write_model(model, tmp_path / "part"))

@@ -10,9 +10,12 @@ from torchcaps._version import __version__
 if TYPE_CHECKING:
     from torchcaps import explain, layers, losses, models, ops, testing
     from torchcaps.capsules import Capsules
+    from torchcaps.data import register_data
     from torchcaps.errors import UserError
-    from torchcaps.models import create_model, list_models, load, save
+    from torchcaps.layers import register_routing
+    from torchcaps.models import create_model, list_models, load, register_model, save
     from torchcaps.train.fit import fit
+    from torchcaps.train.tasks import register_task
 
 # Loaded when first used, so that `import torchcaps` costs little more than `import torch`.
 _LAZY = {
@@ -22,6 +25,10 @@ _LAZY = {
     "list_models": "torchcaps.models",
     "load": "torchcaps.models",
     "save": "torchcaps.models",
+    "register_data": "torchcaps.data",
+    "register_model": "torchcaps.models",
+    "register_routing": "torchcaps.layers",
+    "register_task": "torchcaps.train.tasks",
     "fit": "torchcaps.train.fit",
 }
 _LAZY_MODULES = ("explain", "layers", "losses", "models", "ops", "testing")
@@ -39,6 +46,10 @@ __all__ = [
     "losses",
     "models",
     "ops",
+    "register_data",
+    "register_model",
+    "register_routing",
+    "register_task",
     "save",
     "testing",
 ]

@@ -14,9 +14,11 @@ from torchcaps._version import __version__
 from torchcaps.commands import answering, exchanging, measuring, training
 from torchcaps.commands.common import err
 from torchcaps.errors import LostProcess, UserError
+from torchcaps.plugins import inherit, load_plugins
 
 app = typer.Typer(
-    help="Capsule networks for PyTorch: train, measure, explain. Add --debug to any command for a full traceback.",
+    help="Capsule networks for PyTorch: train, measure, explain. Add --debug to any command for a full traceback, and "
+    "--plugin MODULE to import models, routings, data sets or tasks of your own: a module's name, or a .py file.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -65,11 +67,12 @@ def main() -> NoReturn:
 def _run() -> int:
     """The command's exit code."""
     debug = "--debug" in sys.argv
-    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     rank = os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0"))
     err.quiet = rank != "0"  # only rank 0 prints
     warnings.showwarning = lambda message, *rest, **more: err.print(f"note: {message}", markup=False, soft_wrap=True)
     try:
+        arguments, plugins = _without_plugins([argument for argument in sys.argv[1:] if argument != "--debug"])
+        load_plugins(inherit(plugins))
         app(arguments, prog_name="torchcaps")
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
@@ -81,6 +84,21 @@ def _run() -> int:
         err.print(f"error: {error}", style="red", soft_wrap=True, highlight=False, markup=False)
         return 2
     return 0
+
+
+def _without_plugins(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """The arguments without --plugin, which every command has, and its values."""
+    rest, plugins = [], []
+    given = iter(arguments)
+    for argument in given:
+        option, equals, value = argument.partition("=")
+        if option != "--plugin":
+            rest.append(argument)
+        elif plugin := value if equals else next(given, ""):
+            plugins.append(plugin)
+        else:
+            raise UserError("--plugin: give the name of a module, or the path of a .py file")
+    return rest, plugins
 
 
 if __name__ == "__main__":

@@ -88,3 +88,13 @@ def test_pixels_are_float32_under_autocast():
     with torch.autocast("cpu", torch.bfloat16):
         for kind in (Decoder, ConvDecoder):
             assert kind(3, 4, (1, 9, 9))(torch.randn(2, 3, 4)).dtype == torch.float32
+
+
+@pytest.mark.parametrize("kind", [Decoder, ConvDecoder])
+def test_a_decoder_of_another_size_is_named(kind):
+    decoder = kind(3, 4, (1, 8, 8))
+    with pytest.raises(
+        ValueError, match=r"expected poses of shape \(B, 3, 4\), got \(2, 5, 4\); give capsules and dim"
+    ):
+        decoder(torch.rand(2, 5, 4))
+    assert decoder(torch.rand(2, 12)).shape == (2, 1, 8, 8)  # poses may be flat

@@ -37,12 +37,13 @@ def one_layer(image_shape=(1, 4, 4), num_classes=2, **options) -> OneLayer:
 
 
 @pytest.fixture(autouse=True)
-def own_tables(monkeypatch):
-    monkeypatch.setattr(registry, "MODELS", dict(registry.MODELS))
-    before = dict(registry.CLASSES)
+def own_tables():
+    tables = (registry.MODELS, registry.CLASSES)
+    before = [dict(table) for table in tables]
     yield
-    registry.CLASSES.clear()
-    registry.CLASSES.update(before)
+    for table, known in zip(tables, before):
+        table.clear()
+        table.update(known)
 
 
 def test_a_registered_model_is_created_by_name():
@@ -60,8 +61,14 @@ def test_a_registered_model_is_saved_and_loaded(tmp_path):
     model = OneLayer(mean=[0.5], scale=3.0).eval()
     assert model.arguments["scale"] == 3.0
     assert model.arguments["mean"] == [0.5]
+    with pytest.raises(UserError, match="the class OneLayer is not registered, .* with @register_model"):
+        save(model, tmp_path / "folder")
+    assert not (tmp_path / "folder").exists()
+    register_model(one_layer)
     save(model, tmp_path)
-    with pytest.raises(UserError, match="holds a 'OneLayer': .* no such model; .* import the module that registers it"):
+    del registry.CLASSES["OneLayer"]
+    needed = "no such model; it needs the plugin test_registry: pass --plugin test_registry, or import it first"
+    with pytest.raises(UserError, match=f"holds a 'OneLayer': .* {needed}"):
         load(tmp_path)
     register_model(one_layer)
     loaded, images = load(tmp_path), torch.rand(2, 1, 4, 4)

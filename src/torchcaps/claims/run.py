@@ -57,7 +57,7 @@ def reproduce_claims(
     every = list({job.folder: job for group in groups.values() for job in group}.values())
     for job in every:
         job.check()
-    measured_on = "cuda" if torch.cuda.is_available() and device in ("auto", "cuda", "gpu") else "cpu"
+    measured_on = "cuda" if torch.cuda.is_available() and device in ("auto", "cuda") else "cpu"
     digits = cache(read_digits)
     waiting: list[Future[None]] = []
 

@@ -214,6 +214,7 @@ def list_() -> None:
     from torchcaps.layers.routings import ROUTINGS
     from torchcaps.models import list_models, shipped_models
     from torchcaps.train.recipe import list_recipes, load_recipe
+    from torchcaps.train.tasks import TASKS
 
     show(("recipe", "what it trains"), [(name, load_recipe(name).description) for name in list_recipes()])
     for title, names in (
@@ -221,6 +222,7 @@ def list_() -> None:
         ("routings", sorted(ROUTINGS)),
         ("data sets", sorted(SOURCES)),
         ("with masks", sorted(MASK_SOURCES)),
+        ("tasks", sorted(TASKS)),
         ("shipped weights", shipped_models()),
     ):
         out.print(f"\n[bold]{title}[/bold]: {', '.join(names) or 'none'}", highlight=False)

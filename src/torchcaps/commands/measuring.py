@@ -82,7 +82,7 @@ def evaluate(
     elif "per_class" in figures:
         _print_masks(model, figures)
     else:
-        _print_classes(model, figures)
+        (_print_classes if "accuracy" in figures else _print_means)(model, figures)
 
 
 def _print_classes(model: str, figures: dict[str, Any]) -> None:
@@ -91,6 +91,12 @@ def _print_classes(model: str, figures: dict[str, Any]) -> None:
     out.print(f"error {figures['error']:.2%}, loss {figures['loss']:.4f}", highlight=False)
     if "none_of_these" in figures:
         out.print(_rejection_words(figures["none_of_these"], figures["n"]), highlight=False, soft_wrap=True)
+
+
+def _print_means(model: str, figures: dict[str, Any]) -> None:
+    """The figures of a task of a user's own."""
+    means = ", ".join(f"{name} {value:.4f}" for name, value in figures.items() if name not in ("data", "n"))
+    say(f"{model} on {figures['data']}: {means} on {figures['n']:,} examples")
 
 
 def _rejection_words(found: dict[str, Any], n: int) -> str:

@@ -18,6 +18,7 @@ from torchcaps.data.loader import (
 )
 from torchcaps.data.mask_folder import load_mask_folder, read_label, read_mask_folder, read_picture
 from torchcaps.data.mask_sources import MASK_SOURCES
+from torchcaps.data.register import register_data
 from torchcaps.data.segmentation import SegmentationDataset, split_segmentation, tiles
 from torchcaps.data.sources import SOURCES, load_data, named_data
 
@@ -50,6 +51,7 @@ __all__ = [
     "read_label",
     "read_mask_folder",
     "read_picture",
+    "register_data",
     "split_segmentation",
     "tiles",
 ]

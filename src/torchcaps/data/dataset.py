@@ -62,6 +62,7 @@ class Dataset:
 
     tasks = ("classification",)  # what can be learned from it
     self_augmenting = False  # whether every batch is drawn anew by the data set itself
+    batched = False  # whether each example is a whole batch
 
     @property
     def multi_label(self) -> bool:

@@ -149,10 +149,10 @@ class CropLoader:
 
 
 @singledispatch
-def make_loader(
-    data: Dataset | SegmentationDataset, device: torch.device | str, *, crop: int = 0, **options: Any
-) -> DeviceLoader | CropLoader:
+def make_loader(data: Any, device: torch.device | str, *, crop: int = 0, **options: Any) -> Any:
     """Make the loader for a data set: of images, of random pairs of digits, or of windows of images with masks.
+
+    `make_loader.register(MyData)` registers a function for a data set of your own.
 
     Args:
         data: the data set; its type decides on the loader.
@@ -174,7 +174,7 @@ def _(data: SegmentationDataset, device: torch.device | str, *, crop: int = 0, *
 
 
 def batches(
-    dataset: Dataset | DeviceLoader,
+    dataset: Any,
     batch_size: int,
     *,
     device: torch.device | str,
@@ -187,7 +187,7 @@ def batches(
     """Iterate over one epoch of batches on the device.
 
     Args:
-        dataset: the images, or a loader of them.
+        dataset: a Dataset, or any loader.
         batch_size: examples in a batch.
         device: where batches are made.
         seed: of the order.
@@ -202,11 +202,16 @@ def batches(
     count = num_batches(len(dataset), batch_size, drop_last=drop_last)
     if start < 0:
         raise UserError(f"start={start}: give the number of batches to skip, 0 or more")
-    loader = dataset if isinstance(dataset, DeviceLoader) else DeviceLoader(dataset, device)
+    loader = DeviceLoader(dataset, device) if isinstance(dataset, Dataset) else dataset
     order = epoch_order(len(dataset), seed, epoch) if shuffle else torch.arange(len(dataset))
     if loader.on_device:
         order = order.to(loader.device)  # once an epoch, not once a batch
     return (loader.take(order[i * batch_size : (i + 1) * batch_size])[:2] for i in range(start, count))
+
+
+def plain_loader(data: Any, device: torch.device | str) -> Any:
+    """The loader of a data set for evaluation: its images as they are, even of one that draws random pairs of them."""
+    return DeviceLoader(data, device) if isinstance(data, Dataset) else make_loader(data, device)
 
 
 def num_batches(images: int, batch_size: int, *, drop_last: bool = False) -> int:

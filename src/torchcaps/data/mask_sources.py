@@ -13,6 +13,7 @@ from torchcaps.data.images import set_channels
 from torchcaps.data.mask_folder import LAYOUT, load_mask_folder
 from torchcaps.data.segmentation import SegmentationDataset, split_segmentation
 from torchcaps.errors import UserError
+from torchcaps.registry import Registry
 
 AXONS, AXON_SIZE = 400, 64  # images for training and validation, and the side of each
 TEST_AXONS, TEST_SEED = 100, 20190619
@@ -82,8 +83,9 @@ def _isbi2012(options: MaskOptions) -> Splits[SegmentationDataset]:
     return replace(_pairs(replace(options, path=folder)), source="isbi2012")
 
 
-MASK_SOURCES: dict[str, Callable[[MaskOptions], Splits[SegmentationDataset]]] = {
+_KNOWN: dict[str, Callable[[MaskOptions], Splits[SegmentationDataset]]] = {
     "axons": _axons,
     "pairs": _pairs,
     "isbi2012": _isbi2012,
 }
+MASK_SOURCES = Registry("data set", "register_data", _KNOWN)

@@ -23,6 +23,7 @@ from torchcaps.data.mask_folder import is_mask_folder
 from torchcaps.data.mask_sources import MASK_SOURCES, MaskOptions
 from torchcaps.data.split import SplitOptions, split_dataset
 from torchcaps.errors import UserError, did_you_mean
+from torchcaps.registry import Registry
 
 Size = tuple[int, int] | None
 DIGIT_NAMES = tuple("0123456789")
@@ -63,10 +64,9 @@ def load_data(
         positive: the value of masks that is class 1, all others being background.
         num_classes: the number of classes of masks, if not every class occurs.
     """
-    known = [*SOURCES, *MASK_SOURCES]
-    if source not in known:
+    if source not in SOURCES and source not in MASK_SOURCES:
         hint = "for a folder of images use source='folder' and path=" if Path(source).exists() else ""
-        raise UserError(f"unknown data source {source!r}: {hint or did_you_mean(source, known)}")
+        raise UserError(f"unknown data source {source!r}: {hint or did_you_mean(source, [*SOURCES, *MASK_SOURCES])}")
     size, folder = check_size(image_size), None if path is None else Path(path).expanduser()
     check_channels(channels)
     if source in MASK_SOURCES:
@@ -84,7 +84,7 @@ def named_data(text: str) -> tuple[str, str | None]:
     the name of a data set."""
     if Path(text).exists():
         return "pairs" if is_mask_folder(Path(text)) else "folder", str(Path(text).resolve())
-    if text in {*SOURCES, *MASK_SOURCES} - {"folder", "pairs"}:
+    if text not in ("folder", "pairs") and (text in SOURCES or text in MASK_SOURCES):
         return text, None
     raise UserError(f"--data {text}: there is no such folder, and no data set of that name; see `torchcaps list`")
 
@@ -140,18 +140,18 @@ def _unpadded(size: Size, padding: int) -> Size:
 
 def _mnist_expanded(path: Path | None, size: Size, channels: int | None, options: SplitOptions) -> Splits:
     """Load MNIST in 40×40: centred for training, at random positions for validation and testing."""
-    return _convert(expanded_splits(_mnist(path, None, None, options)), size, channels)
+    return convert_splits(expanded_splits(_mnist(path, None, None, options)), size, channels)
 
 
 def _affnist_like(path: Path | None, size: Size, channels: int | None, options: SplitOptions) -> Splits:
     """Load the same for training; affine transformed digits for testing."""
-    return _convert(affnist_like_splits(_mnist(path, None, None, options)), size, channels)
+    return convert_splits(affnist_like_splits(_mnist(path, None, None, options)), size, channels)
 
 
 def _affnist(path: Path | None, size: Size, channels: int | None, options: SplitOptions) -> Splits:
     """Load the same for training; the original affNIST for testing, from `path`, its test.mat or the folder of it."""
     mnist = _mnist(None, None, None, options)
-    return _convert(affnist_splits(mnist, path or dataset_folder("affnist")), size, channels)
+    return convert_splits(affnist_splits(mnist, path or dataset_folder("affnist")), size, channels)
 
 
 def _smallnorb(
@@ -166,7 +166,7 @@ def _smallnorb(
     toy = VALIDATION_TOY if options.validation else None
     splits = smallnorb_splits(files, viewpoint, familiar=familiar, size=side, standard=True, toy=toy)
     train, validation, test = split_dataset(splits.train, splits.validation, splits.test, options)
-    return _convert(Splits(train, validation, test, splits.source), size, channels)
+    return convert_splits(Splits(train, validation, test, splits.source), size, channels)
 
 
 def _cifar10(path: Path | None, size: Size, channels: int | None, options: SplitOptions) -> Splits:
@@ -185,7 +185,7 @@ def _folder(path: Path | None, size: Size, channels: int | None, options: SplitO
     return load_folder(path, size, channels, options)
 
 
-SOURCES: dict[str, Callable[[Path | None, Size, int | None, SplitOptions], Splits]] = {
+_KNOWN: dict[str, Callable[[Path | None, Size, int | None, SplitOptions], Splits]] = {
     "digits": _digits,
     "mnist": _mnist,
     "fashion-mnist": _fashion_mnist,
@@ -202,6 +202,7 @@ SOURCES: dict[str, Callable[[Path | None, Size, int | None, SplitOptions], Split
     "cifar10": _cifar10,
     "folder": _folder,
 }
+SOURCES = Registry("data set", "register_data", _KNOWN)
 
 
 def has_files(name: str) -> bool:
@@ -233,10 +234,11 @@ def _prepare(
     name: str, train: Dataset, test: Dataset | None, size: Size, channels: int | None, options: SplitOptions
 ) -> Splits:
     train, validation, test = split_dataset(train, None, test, options)
-    return _convert(Splits(train, validation, test, name), size, channels)
+    return convert_splits(Splits(train, validation, test, name), size, channels)
 
 
-def _convert(splits: Splits, size: Size, channels: int | None) -> Splits:
+def convert_splits(splits: Splits, size: Size, channels: int | None) -> Splits:
+    """The same images in another size, or with another number of channels."""
     parts = (splits.train, splits.validation, splits.test)
     train, validation, test = (None if part is None else _converted(part, size, channels) for part in parts)
     assert train is not None

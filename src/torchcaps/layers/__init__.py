@@ -7,7 +7,7 @@ from torchcaps.layers.decoder import ConvDecoder, Decoder, make_decoder, mask_ca
 from torchcaps.layers.dense import DenseCaps
 from torchcaps.layers.matrix import ClassCaps, MatrixConvCaps2d, MatrixPrimaryCaps
 from torchcaps.layers.primary import PrimaryCaps
-from torchcaps.layers.routings import ROUTINGS, Routing
+from torchcaps.layers.routings import ROUTINGS, Routing, register_routing
 
 __all__ = [
     "ROUTINGS",
@@ -25,4 +25,5 @@ __all__ = [
     "concurrent",
     "make_decoder",
     "mask_capsules",
+    "register_routing",
 ]

@@ -49,6 +49,7 @@ class Decoder(nn.Module):
         self, capsules: int, dim: int, image_shape: tuple[int, int, int], hidden: tuple[int, ...] = (512, 1024)
     ):
         super().__init__()
+        self.capsules, self.dim = capsules, dim
         self.image_shape = tuple(image_shape)
         widths = [capsules * dim, *hidden]
         layers: list[nn.Module] = []
@@ -58,7 +59,7 @@ class Decoder(nn.Module):
 
     def forward(self, masked_BJD: Tensor) -> Tensor:
         """Map masked poses (B, J, D) to images (B, C, H, W) in [0, 1]."""
-        pixels = self.layers(masked_BJD.flatten(1))
+        pixels = self.layers(_flat(self, masked_BJD))
         return torch.sigmoid(at_least_float32(pixels)).view(-1, *self.image_shape)
 
 
@@ -76,6 +77,7 @@ class ConvDecoder(nn.Module):
 
     def __init__(self, capsules: int, dim: int, image_shape: tuple[int, int, int], width: int = 128):
         super().__init__()
+        self.capsules, self.dim = capsules, dim
         channels, height, columns = image_shape
         self.image_shape = tuple(image_shape)
         doublings = max(0, math.ceil(math.log2(max(height, columns) / 8)))
@@ -88,11 +90,22 @@ class ConvDecoder(nn.Module):
 
     def forward(self, masked_BJD: Tensor) -> Tensor:
         """Map masked poses (B, J, D) to images (B, C, H, W) in [0, 1]."""
-        maps = functional.relu(self.spread(masked_BJD.flatten(1)).view(-1, self.width, *self.start))
+        maps = functional.relu(self.spread(_flat(self, masked_BJD)).view(-1, self.width, *self.start))
         for conv in self.convs:
             maps = functional.relu(conv(functional.interpolate(maps, scale_factor=2.0, mode="nearest")))
         pixels = self.pixels(maps)[..., : self.image_shape[1], : self.image_shape[2]]
         return torch.sigmoid(at_least_float32(pixels))
+
+
+def _flat(decoder: Decoder | ConvDecoder, masked_BJD: Tensor) -> Tensor:
+    """(B, J·D), if that is what the decoder was made for."""
+    flat = masked_BJD.flatten(1)
+    if flat.shape[1] != decoder.capsules * decoder.dim:
+        raise ValueError(
+            f"{type(decoder).__name__}: expected poses of shape (B, {decoder.capsules}, {decoder.dim}), got "
+            f"{tuple(masked_BJD.shape)}; give capsules and dim of the class capsules below it"
+        )
+    return flat
 
 
 def make_decoder(

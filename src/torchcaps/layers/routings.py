@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -13,8 +13,10 @@ from torchcaps.capsules import Capsules
 from torchcaps.layers import initial
 from torchcaps.layers.bridges import as_vectors
 from torchcaps.ops import Routed, dynamic_routing, em_routing, inverted_attention_routing, self_attention_routing
+from torchcaps.registry import Registry
 
 Weights = Mapping[str, Tensor]
+Function = TypeVar("Function", bound=Callable[..., Routed])
 
 
 def _by_name(children: Capsules, weights: Weights, iterations: int, leaky: bool) -> dict[str, Any]:
@@ -92,7 +94,7 @@ def _self_attention_learns(I: int, J: int, D: int) -> dict[str, Tensor]:
     return {"prior": torch.zeros(I, J)}
 
 
-ROUTINGS: dict[str, Routing] = {
+_KNOWN = {
     "dynamic": Routing(dynamic_routing, _dynamic, biased=True, std=initial.dynamic_std),
     "em": Routing(em_routing, _em, _em_learns, matrix=True, squashed=False, tempered=True, std=initial.matrix_std),
     "uniform": Routing(dynamic_routing, _uniform, biased=True),
@@ -107,3 +109,31 @@ ROUTINGS: dict[str, Routing] = {
         std=initial.inverted_attention_std,
     ),
 }
+ROUTINGS: Registry[Routing] = Registry("routing", "register_routing", _KNOWN)
+
+
+@overload
+def register_routing(function: Function) -> Function: ...
+@overload
+def register_routing(*, name: str | None = None, **options: Any) -> Callable[[Function], Function]: ...
+def register_routing(function: Any = None, *, name: str | None = None, **options: Any) -> Any:
+    """Register a routing, so that `DenseCaps(routing=NAME)` and recipes find it; use it as a decorator.
+
+        @register_routing
+        def mean_vote(u, weight, iterations, return_couplings=False):
+            return Routed(squash(torch.einsum("ijdk,bik->bjd", weight, u) / u.shape[1]))
+
+    Args:
+        function: returns `Routed`; called with u (B, I, K), weight (I, J, D, K), iterations and return_couplings.
+        name: by default that of the function.
+        **options: fields of `Routing`, such as `learns` for further parameters.
+
+    Returns:
+        The same function.
+    """
+
+    def register(function: Function) -> Function:
+        ROUTINGS.add(name or function.__name__, Routing(function, **options), function)
+        return function
+
+    return register if function is None else register(function)

@@ -219,9 +219,9 @@ class ImageModel(
 
     # Hooks of the mixin: save_pretrained, from_pretrained and push_to_hub use the same files as save and load.
     def _save_pretrained(self, save_directory: Path) -> None:
-        from torchcaps.models.files import write_model
+        from torchcaps.models.files import save
 
-        write_model(self, Path(save_directory))
+        save(self, save_directory)
 
     @classmethod
     def _from_pretrained(cls, *, model_id: str, map_location: str = "cpu", **options: Any) -> ImageModel:

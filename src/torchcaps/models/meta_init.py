@@ -55,6 +55,12 @@ def match_tensors(model: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Ten
         Copies of the tensors in the model's types: floating-point tensors in float32.
     """
     expected = model.state_dict()
+    check_tensors(expected, tensors)
+    return {name: _convert(tensors[name], tensor.dtype) for name, tensor in expected.items()}
+
+
+def check_tensors(expected: dict[str, Tensor], tensors: dict[str, Tensor]) -> None:
+    """Raise Unreadable unless names and shapes are the expected ones, and all values finite."""
     if missing := sorted(expected.keys() - tensors.keys()):
         raise Unreadable(f"the file has no tensor {missing[0]}")
     if unknown := sorted(tensors.keys() - expected.keys()):
@@ -65,7 +71,6 @@ def match_tensors(model: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Ten
             raise Unreadable(f"size mismatch: {name} is {shapes}")
         if tensor.is_floating_point() and not tensors[name].float().isfinite().all():
             raise Unreadable(f"{name} has values that are NaN or infinite, so the run that saved it had diverged")
-    return {name: _convert(tensors[name], tensor.dtype) for name, tensor in expected.items()}
 
 
 def fill(model: Model, tensors: dict[str, Tensor]) -> Model:

@@ -6,13 +6,16 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from torchcaps.errors import UserError, did_you_mean
+from torchcaps.errors import UserError
 from torchcaps.models.base import ImageModel
+from torchcaps.plugins import load_installed
+from torchcaps.registry import Registry
 
 Registered = TypeVar("Registered", bound=Callable[..., ImageModel])
 
-MODELS: dict[str, Callable[..., ImageModel]] = {}  # by the name of the function
-CLASSES: dict[str, type[ImageModel]] = {}  # by the name that a saved model's config has
+MODELS: Registry[Callable[..., ImageModel]] = Registry("model", "register_model")  # by the name of the function
+# By the name that the config of a saved model has.
+CLASSES: Registry[type[ImageModel]] = Registry("model", "register_model")
 
 
 def register_model(function: Registered) -> Registered:
@@ -37,9 +40,9 @@ def register_model(function: Registered) -> Registered:
             f"register_model: annotate {name} with the class that it returns, a subclass of ImageModel defined at the "
             f"top of its module: def {name}(...) -> MyModel"
         )
-    _add(CLASSES, built.__name__, built)
+    CLASSES.add(built.__name__, built, built)
     if not inspect.isclass(function):
-        _add(MODELS, name, function)
+        MODELS.add(name, function, function)
     return function
 
 
@@ -50,10 +53,9 @@ def create_model(name: str, **options: Any) -> ImageModel:
         name: one of `list_models()`.
         **options: arguments of the model's function in `torchcaps.models`.
     """
-    if name not in MODELS:
-        raise UserError(f"there is no model called {name!r}: {did_you_mean(name, MODELS)}")
+    make = MODELS[name]
     try:
-        return MODELS[name](**options)
+        return make(**options)
     except TypeError as error:
         if "unexpected keyword argument" not in str(error):
             raise
@@ -62,9 +64,9 @@ def create_model(name: str, **options: Any) -> ImageModel:
 
 def accepts_option(name: str, option: str) -> bool:
     """Whether the function of a model, or the class that it returns, has this argument."""
-    function = MODELS.get(name)
-    if function is None:
+    if name not in MODELS:
         return False
+    function = MODELS[name]
     built = _class_of(function)
     makers: list[Callable[..., Any]] = [function, *([] if built is None else [built.__init__])]
     return any(option in inspect.signature(each).parameters for each in makers)
@@ -72,6 +74,7 @@ def accepts_option(name: str, option: str) -> bool:
 
 def list_models() -> list[str]:
     """List the names that `create_model` knows, in alphabetical order."""
+    load_installed()
     return sorted(MODELS)
 
 
@@ -84,11 +87,3 @@ def _class_of(function: Any) -> type[ImageModel] | None:
         except NameError:  # another annotation is for type checkers only
             built = function.__globals__.get(function.__annotations__.get("return"))
     return built if inspect.isclass(built) and issubclass(built, ImageModel) else None
-
-
-def _add(table: dict[str, Any], name: str, value: Any) -> None:
-    """Refuse another object of the same name; a cell of a notebook may be run again."""
-    known = table.setdefault(name, value)
-    if (known.__module__, known.__qualname__) != (value.__module__, value.__qualname__):
-        raise UserError(f"register_model: {known.__module__} already has a model called {name!r}; choose another name")
-    table[name] = value

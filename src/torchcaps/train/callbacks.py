@@ -6,7 +6,7 @@ import json
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -20,6 +20,8 @@ from torchcaps.train.failures import writing
 from torchcaps.train.recipe import TrainSection
 from torchcaps.train.state import State
 from torchcaps.train.totals import Totals
+
+__all__ = ["Callback"]  # for users
 
 REFRESH_SECONDS = 0.5  # between two reads of the metrics: each makes an accelerator wait
 MAX_SAVING_SHARE = 0.01  # of a run's time that writing checkpoints may take,
@@ -54,6 +56,34 @@ class Callback:
 
     def save(self, state: State) -> None:
         """Write a checkpoint in the middle of an epoch."""
+
+
+class Callbacks(Callback):
+    """Several callbacks as one."""
+
+    def __init__(self, callbacks: Sequence[Callback]):
+        self.callbacks = callbacks
+
+    def on_step(self, state: State, totals: Totals) -> None:
+        for each in self.callbacks:
+            each.on_step(state, totals)
+
+    def needs_weights(self, state: State, line: dict[str, float]) -> bool:
+        return any(each.needs_weights(state, line) for each in self.callbacks)
+
+    def on_epoch(self, state: State, line: dict[str, float]) -> None:
+        for each in self.callbacks:
+            each.on_epoch(state, line)
+
+    def should_stop(self) -> bool:
+        return any(each.should_stop() for each in self.callbacks)
+
+    def should_save(self) -> bool:
+        return any(each.should_save() for each in self.callbacks)
+
+    def save(self, state: State) -> None:
+        for each in self.callbacks:
+            each.save(state)
 
 
 class WorkerCallback(Callback):

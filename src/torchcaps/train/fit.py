@@ -1,137 +1,238 @@
-"""Train a model on arrays."""
+"""Train a model on arrays, on a torch Dataset or on a DataLoader."""
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
-from torchcaps.data import Dataset
-from torchcaps.data.split import SplitOptions, split_dataset
+from torchcaps.data.arrays import as_dataset
+from torchcaps.data.given import check_stream_range, hold_out, read_data
 from torchcaps.errors import UserError
 from torchcaps.models import ImageModel
-from torchcaps.train.callbacks import Callback
+from torchcaps.models.wrapped import Answers, WrappedModule
+from torchcaps.train.callbacks import Callback, Callbacks
 from torchcaps.train.distributed import make_fabric
+from torchcaps.train.loop import Interrupted
 from torchcaps.train.loop import train as run_loop
-from torchcaps.train.recipe import make_recipe
+from torchcaps.train.recipe import Recipe, make_recipe
 from torchcaps.train.setup import make_state
-from torchcaps.train.state import seeded
+from torchcaps.train.state import State, seeded
+from torchcaps.train.tasks import Task
+from torchcaps.train.tasks.given import GivenLossTask
+from torchcaps.train.tasks.register import find_task
+
+__all__ = ["Fitted", "as_dataset", "fit"]
 
 
 class Fitted(NamedTuple):
     """A trained model, and one dict of figures for each epoch."""
 
-    model: ImageModel
+    model: Any
     history: list[dict[str, float]]
 
 
 def fit(
-    model: str,
+    model: str | nn.Module,
     images: Any,
-    labels: Any,
+    labels: Any = None,
     *,
     epochs: int = 5,
     batch_size: int = 128,
     lr: float = 1e-3,
-    validation: float = 0.1,
+    validation: Any = None,
     seed: int = 0,
     device: str = "auto",
-    class_names: tuple[str, ...] | list[str] | None = None,
+    class_names: Sequence[str] | None = None,
+    answers: Answers | None = None,
+    loss: Callable[[Tensor, Tensor], Any] | None = None,
+    task: str | type[Task] | Task | None = None,
+    optimizer: Any = None,
+    callbacks: Sequence[Callback] = (),
     settings: dict[str, Any] | None = None,
     **model_options: Any,
 ) -> Fitted:
-    """Train a model of `torchcaps.list_models()` on arrays.
+    """Train a model of `torchcaps.list_models()`, or any module, to classify images.
 
     Args:
-        model: a name of `torchcaps.list_models()`.
-        images: (N, H, W), (N, C, H, W) or (N, H, W, C) with C 1 or 3; uint8, or floats in [0, 1].
-        labels: (N,) class ids from 0, or (N, J) multi-hot.
+        model: a name; or a module that returns `Output`, Capsules (their lengths are the answers) or a tensor (B, J).
+        images: (N, H, W), (N, C, H, W) or (N, H, W, C), uint8 or floats in [0, 1]; or a torch Dataset of pairs
+            (image, label), or a DataLoader, which decides on batches and order. Neither is loaded into memory.
+        labels: of arrays: (N,) class ids from 0, or names, or (N, J) multi-hot.
         epochs: passes over the images.
         batch_size: images in a batch.
         lr: the learning rate.
-        validation: share, or number, of images to hold out.
+        validation: share or number of images to hold out, by default 0.1 (of a DataLoader none); or a pair of arrays, a
+            Dataset or a DataLoader.
         seed: of the split, the weights, the order and the augmentation.
         device: auto, cpu, cuda or mps.
-        class_names: one for each class; by default their numbers.
+        class_names: one for each class; by default the labels, or the attribute `classes` of the Dataset.
+        answers: what a tensor (B, J) of a module holds: "logits", the default, trained with the cross-entropy; or
+            "lengths" in [0, 1], like those of Capsules, trained with the margin loss.
+        loss: minimised instead: called with the answers (B, J) and the targets, returns (B,) or their mean.
+        task: minimised instead: a `Task`, its class or its name.
+        optimizer: a class of torch, called with parameters and lr; a function of the parameters; or an optimizer.
+        callbacks: called after steps and epochs; one whose `should_stop` is True ends the training.
         settings: more settings of a recipe: {"augment": {"shift": 2}, "train": {"ema": 0.99}}.
-        **model_options: options of the model.
+        **model_options: options of a named model.
 
     Returns:
-        The trained model and its history.
-
-    Example:
-        model, history = torchcaps.fit("capsnet_small", images, labels, epochs=5)
+        The trained model, or the module itself, in evaluation mode; and the history.
     """
+    own = not isinstance(model, str) or any(each is not None for each in (loss, task, optimizer))
+    recipe = _recipe(model, images, own, settings, model_options, epochs, batch_size, lr, seed)
+    fabric = make_fabric(device, recipe.train.precision)
+    with seeded(recipe.train.seed, fabric.device):
+        train, held_out, network = _prepare(model, images, labels, validation, class_names, answers, recipe)
+        state, usual = make_state(recipe, train, fabric.device, model=network)
+        chosen = _choose_task(usual, loss, task, state.model, train, recipe)
+        with _optimized_by(optimizer, state, recipe.optim.lr), suppress(Interrupted):
+            run_loop(state, train, held_out, chosen, recipe, fabric, Callbacks(callbacks))
+    return _finish(state, recipe, train)
+
+
+def _recipe(
+    model: Any,
+    images: Any,
+    own: bool,
+    settings: dict[str, Any] | None,
+    model_options: dict[str, Any],
+    epochs: int,
+    batch_size: int,
+    lr: float,
+    seed: int,
+) -> Recipe:
     tree: dict[str, Any] = {"name": "fit", **{name: dict(section) for name, section in (settings or {}).items()}}
-    tree["model"] = {"name": model, **tree.get("model", {}), **model_options}
     tree["train"] = {"epochs": epochs, "batch_size": batch_size, "seed": seed, **tree.get("train", {})}
     tree["optim"] = {"lr": lr, **tree.get("optim", {})}
+    if isinstance(model, str):
+        tree["model"] = {"name": model, **tree.get("model", {}), **model_options}
+    elif not isinstance(model, nn.Module):
+        raise UserError(f"fit: give the name of a model, or a module; this is a {type(model).__name__}")
+    elif model_options or "model" in tree:
+        raise UserError(f"fit: the module is built already, so omit {', '.join(model_options) or 'model'}")
+    if isinstance(images, DataLoader):
+        tree["train"]["batch_size"] = 1  # an example of the loop is a batch of the DataLoader
+    if own:
+        tree["train"].setdefault("fast", False)  # a CUDA graph would repeat no Python of the user's
     recipe = make_recipe(tree)
     if "data" in tree or recipe.train.select == "best":
         raise UserError("fit: settings of data and train.select=best are for recipes only; use validation=")
-    dataset = as_dataset(images, labels, class_names)
-    train, held_out, _ = split_dataset(dataset, None, None, SplitOptions(validation, test=0, seed=recipe.train.seed))
-    fabric = make_fabric(device, recipe.train.precision)
-    with seeded(recipe.train.seed, fabric.device):
-        state, task = make_state(recipe, train, fabric.device)
-        run_loop(state, train, held_out, task, recipe, fabric, Callback())
-    trained = state.final.eval()
-    trained.trained_by = {"recipe": "fit", "seed": recipe.train.seed, "multi_label": dataset.multi_label}
-    return Fitted(trained, state.history)
+    return recipe
 
 
-def as_dataset(images: Any, labels: Any, class_names: tuple[str, ...] | list[str] | None = None) -> Dataset:
-    """Make a Dataset of arrays, and name every mistake in them."""
-    pixels, targets = _as_tensor("images", images), _as_tensor("labels", labels)
-    if targets.ndim == 2 and targets.shape[1] == 1:
-        targets = targets[:, 0]
-    if targets.ndim == 2 and not bool(((targets == 0) | (targets == 1)).all()):
-        raise UserError("fit: labels of several classes must be 0 or 1, one column a class")
-    if len(pixels) != len(targets) or len(pixels) == 0:
-        raise UserError(f"fit: {len(pixels)} images and {len(targets)} labels were given; give one label an image")
-    if targets.ndim == 1:
-        if targets.is_floating_point() and not bool((targets == targets.round()).all()):
-            raise UserError("fit: labels must be whole numbers, or an (N, J) multi-hot array")
-        targets = targets.long()
-        if int(targets.min()) < 0:
-            raise UserError(f"fit: labels must be class ids from 0, got {int(targets.min())}")
-    count = targets.shape[1] if targets.ndim == 2 else int(targets.max()) + 1
-    names = tuple(class_names) if class_names else tuple(str(index) for index in range(count))
-    return Dataset(_as_pixels(pixels), targets if targets.ndim == 1 else targets.float(), names)
+def _prepare(
+    model: str | nn.Module,
+    images: Any,
+    labels: Any,
+    validation: Any,
+    class_names: Sequence[str] | None,
+    answers: Answers | None,
+    recipe: Recipe,
+) -> tuple[Any, Any, ImageModel | None]:
+    """Training and validation data, and the model if it is not made by name."""
+    data, example = read_data(images, labels, class_names)
+    network = None
+    if isinstance(model, nn.Module):
+        network = _wrap(model, data, example, answers)
+        data = _same_classes(data, network)
+        if not recipe.augment.crop and network.image_shape != tuple(data.image_shape):
+            raise UserError(f"fit: the model takes images of {network.image_shape}, these are {data.image_shape}")
+    elif answers is not None:
+        raise UserError("fit: answers is for a module of your own; omit it")
+    if not data.class_names:
+        raise UserError("fit: a Dataset or DataLoader does not say how many classes there are: give class_names")
+    if not isinstance(network, WrappedModule):
+        check_stream_range(data, example)
+    train, held_out = hold_out(data, validation, recipe.train.seed)
+    if held_out is not None and tuple(held_out.image_shape) != tuple(train.image_shape):
+        shapes = f"{tuple(held_out.image_shape)}, those for training {tuple(train.image_shape)}"
+        raise UserError(f"fit: the validation images are of shape {shapes}; give both the same size")
+    return train, held_out, network
 
 
-def _as_tensor(what: str, values: Any) -> Tensor:
-    try:
-        tensor = values if isinstance(values, Tensor) else torch.from_numpy(np.ascontiguousarray(values))
-    except (TypeError, ValueError) as error:
-        raise UserError(f"fit: {what} must be numbers, in one array: {error}") from error
-    return tensor.to(torch.int32) if tensor.dtype == torch.uint16 else tensor
+def _wrap(model: nn.Module, data: Any, example: Tensor, answers: Answers | None) -> ImageModel:
+    if not isinstance(model, ImageModel):
+        return WrappedModule(model, example, answers=answers, multi_label=data.multi_label)
+    if answers is not None:
+        raise UserError(f"fit: a {type(model).__name__} says itself what it answers; omit answers")
+    find_task(model.task, data, type(model).__name__)
+    return model
 
 
-def _as_pixels(images: Tensor) -> Tensor:
-    """(N, C, H, W), uint8 or float32 in [0, 1]."""
-    if images.ndim == 3:
-        images = images[:, None]
-    if images.ndim != 4:
-        raise UserError(f"fit: images must be (N, H, W), (N, C, H, W) or (N, H, W, C), got {tuple(images.shape)}")
-    if images.shape[1] not in (1, 3) and images.shape[3] in (1, 3):
-        images = images.permute(0, 3, 1, 2).contiguous()
-    if images.dtype == torch.bool:
-        return images.float()
-    if images.dtype == torch.uint8:
-        return images
-    if not images.is_floating_point():
-        if int(images.min()) < 0 or int(images.max()) > 255:
-            raise UserError("fit: integer images must be in 0…255")
-        return images.to(torch.uint8)
-    if not bool(images.isfinite().all()):
-        bad = int((~images.isfinite()).flatten(1).any(1).nonzero()[0])
-        raise UserError(f"fit: image {bad} holds NaN or infinity; clean the data first")
-    if float(images.min()) < 0 or float(images.max()) > 1:
+def _same_classes(data: Any, network: ImageModel) -> Any:
+    """The data with as many classes as the model; names that the user gave count more than numbers."""
+    unnamed = data.class_names == tuple(map(str, range(data.num_classes)))
+    if unnamed and not data.multi_label and data.num_classes <= network.num_classes:
+        return replace(data, class_names=network.class_names)  # some classes need not occur
+    if data.num_classes != network.num_classes:
         raise UserError(
-            f"fit: float images must be in [0, 1], these range from {float(images.min()):.4g} to "
-            f"{float(images.max()):.4g}; divide by 255, or undo a normalisation (model options mean and std do that)"
+            f"fit: the model has {network.num_classes} classes, and the labels {data.num_classes}: make its last layer "
+            "as wide, or correct labels and class_names"
         )
-    return images.float()
+    network.class_names = data.class_names
+    return data
+
+
+def _choose_task(usual: Task, loss: Any, task: Any, model: ImageModel, data: Any, recipe: Recipe) -> Task:
+    """The task of the loss or task that the user gave, else the usual one."""
+    if loss is not None and task is not None:
+        raise UserError("fit: give a loss or a task, not both; a task has losses of its own")
+    chosen = usual
+    if loss is not None:
+        chosen = GivenLossTask.of(loss)
+    elif isinstance(task, str):
+        chosen = find_task(task, data, recipe.model.name).make(model, data, recipe.loss)
+    elif task is not None:
+        given: Any = task
+        chosen = given.make(model, data, recipe.loss) if isinstance(task, type) else given
+    if getattr(model, "draws", getattr(model, "decoder", None) is not None) and "reconstruction" not in chosen.weights:
+        warnings.warn(
+            "fit: the model draws a reconstruction that no loss looks at, so its decoder stays untrained: build the "
+            "model without a decoder, or give a task with a term 'reconstruction'",
+            stacklevel=3,
+        )
+    return chosen
+
+
+@contextmanager
+def _optimized_by(optimizer: Any, state: State, lr: float) -> Iterator[None]:
+    """The state with an optimizer of the user's, whose own learning rates hold, scaled by the recipe's schedule."""
+    if optimizer is None:
+        yield
+        return
+    parameters = list(state.model.parameters())
+    given = isinstance(optimizer, torch.optim.Optimizer)
+    if not given:
+        optimizer = optimizer(parameters, lr=lr) if isinstance(optimizer, type) else optimizer(parameters)
+    if not isinstance(optimizer, torch.optim.Optimizer) or isinstance(optimizer, torch.optim.LBFGS):
+        raise UserError("fit: optimizer must be one of torch that needs no closure, such as torch.optim.SGD")
+    own = {id(parameter) for parameter in parameters}
+    if any(id(parameter) not in own for group in optimizer.param_groups for parameter in group["params"]):
+        raise UserError("fit: the optimizer holds parameters that are not the model's: make it of model.parameters()")
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group["share"] = float(group["lr"]) / lr
+    state.optimizer = optimizer
+    try:
+        yield
+    finally:  # as the user made it
+        for group, rate in zip(optimizer.param_groups, rates):
+            group["lr"] = rate
+            del group["share"]
+        vars(optimizer).pop("found_inf", None)
+
+
+def _finish(state: State, recipe: Recipe, data: Any) -> Fitted:
+    if isinstance(state.model, WrappedModule):
+        state.model.load_state_dict(state.final.state_dict())  # the averaged weights, if there are any
+        return Fitted(state.model.module.eval(), state.history)
+    trained = state.final.eval()
+    trained.trained_by = {"recipe": "fit", "seed": recipe.train.seed, "multi_label": data.multi_label}
+    return Fitted(trained, state.history)

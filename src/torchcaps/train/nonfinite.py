@@ -41,7 +41,7 @@ class NonfiniteGuard:
         self._noted = torch.full((), -1, dtype=torch.long, device=device)  # the last step that was skipped
         self._first = torch.full((), -1, dtype=torch.long, device=device)
         self._skipped = torch.zeros((), dtype=torch.long, device=device)
-        for optimizer in optimizers:
+        for optimizer in filter(skips_on_device, optimizers):
             optimizer.found_inf = self.bad  # type: ignore[attr-defined]
 
     def check_loss(self, loss: Tensor, again: bool = False) -> None:
@@ -76,6 +76,11 @@ class NonfiniteGuard:
         self._first.fill_(-1)
         self._skipped.zero_()
         return (first if first >= 0 else None), skipped
+
+
+def skips_on_device(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether an optimizer reads `found_inf`, as the fused ones do; for others Python decides about a step."""
+    return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
 
 def find_nonfinite_layer(model: nn.Module, loss_of: Callable[[], Tensor]) -> str:

@@ -14,6 +14,7 @@ from torchcaps.data import SOURCES
 from torchcaps.errors import UserError, did_you_mean
 from torchcaps.io.limits import size_of
 from torchcaps.io.strict_yaml import BadYaml, read_yaml
+from torchcaps.plugins import absolute, load_plugins
 
 NonNegative = Annotated[float, Field(ge=0)]
 MAX_BYTES = 1 << 18  # of a recipe
@@ -153,6 +154,10 @@ class Recipe(Section):
     description: str = ""
     claim: ClaimSection | None = None
     also: tuple[str, ...] = ()  # further data sets to evaluate the final model on
+    plugins: tuple[
+        str, ...
+    ] = ()  # modules, or .py files beside the recipe, whose code is run: they register what it names
+    task: str | None = None  # by which the model learns; null: the model's own
     judge: str = "judge"  # of synthesis: the recipe of the U-Net that `torchcaps eval` trains on drawn images
     data: DataSection = DataSection()
     augment: AugmentSection = AugmentSection()
@@ -196,6 +201,8 @@ def _read_recipe(name_or_path: str, ancestors: tuple[Path, ...] = ()) -> tuple[d
     try:
         tree = read_yaml(path.read_text(encoding="utf-8"))
         tree.setdefault("name", path.stem)
+        if isinstance(tree.get("plugins"), list):  # else the mistake is reported later
+            tree["plugins"] = [absolute(str(plugin), path.parent) for plugin in tree["plugins"]]
     except (OSError, UnicodeDecodeError, BadYaml) as error:
         raise UserError(f"recipe {path} cannot be read: {error}") from error
     except AttributeError:
@@ -236,10 +243,21 @@ def make_recipe(tree: dict[str, Any], overrides: list[str] | tuple[str, ...] = (
         problems = [_explain(problem) for problem in error.errors()]
         more = [f"and {len(problems) - MAX_PROBLEMS} more"] if len(problems) > MAX_PROBLEMS else []
         raise UserError(f"recipe {called}: " + "; ".join(problems[:MAX_PROBLEMS] + more)) from error
+    if not recipe.plugins:
+        _check_names(recipe, called)
+    return recipe
+
+
+def import_plugins(recipe: Recipe) -> None:
+    """Import a recipe's plugins. Reading a recipe does not: it may come from elsewhere; training it runs their code."""
+    load_plugins(recipe.plugins)
+    _check_names(recipe, recipe.name)
+
+
+def _check_names(recipe: Recipe, called: str) -> None:
     for name in recipe.also:
         if name not in SOURCES:
             raise UserError(f"recipe {called}: also: there is no data set {name!r}: {did_you_mean(name, SOURCES)}")
-    return recipe
 
 
 def _override(tree: dict[str, Any], assignment: str) -> None:

@@ -16,7 +16,9 @@ from torchcaps._version import __version__
 from torchcaps.data import Examples, Splits, epoch_size, load_data, num_batches
 from torchcaps.errors import UserError
 from torchcaps.io.atomic import write_text
-from torchcaps.models import ImageModel, load, save
+from torchcaps.models import ImageModel, load
+from torchcaps.models.files import check_savable, write_model
+from torchcaps.plugins import inherited
 from torchcaps.train.callbacks import Callback, RunCallback, WorkerCallback
 from torchcaps.train.checkpoint import clear, copy_state, load_checkpoint, never_saved, reason, save_checkpoint
 from torchcaps.train.cudagraph import deterministic
@@ -26,7 +28,7 @@ from torchcaps.train.evaluate import evaluate_model
 from torchcaps.train.failures import enough_memory, lock_folder, saved_state, writing
 from torchcaps.train.loop import Interrupted, finished, train
 from torchcaps.train.nonfinite import ADVICE, Diverged
-from torchcaps.train.recipe import Recipe, load_recipe
+from torchcaps.train.recipe import Recipe, import_plugins, load_recipe
 from torchcaps.train.reports.page import Report
 from torchcaps.train.setup import make_state
 from torchcaps.train.state import State, seeded
@@ -56,6 +58,10 @@ def start_run(
         shard: whether each rank has a shard of every weight, its gradient and its moments.
         console: where to print; by default nowhere.
     """
+    import_plugins(recipe)
+    # So that the folder's recipe.yaml is enough to resume the run.
+    plugins = tuple(dict.fromkeys((*recipe.plugins, *inherited())))
+    recipe = recipe.model_copy(update={"plugins": plugins})
     dist = _launch(recipe, device, devices, nodes, shard)
     folder = dist.broadcast_from_main(lambda: _new_folder(recipe, out))
     return _Run(recipe, folder, dist, console, resume=False).start()
@@ -85,6 +91,7 @@ def resume_run(
         if override.startswith(FIXED_SETTINGS):
             raise UserError(f"--resume: {override.partition('=')[0]} is fixed by the run; start a new run to change it")
     recipe = load_recipe(str(folder / "recipe.yaml"), overrides)
+    import_plugins(recipe)
     return _Run(recipe, folder, _launch(recipe, device, devices, nodes, shard), console, resume=True).start()
 
 
@@ -139,6 +146,8 @@ class _Run:
         recipe, dist, settings = self.recipe, self.dist, self.recipe.train
         state, task = make_state(recipe, splits.train, self.device, torch.device("cpu") if dist.sharded else None)
         state.data = splits.fingerprint()
+        with torch.random.fork_rng(devices=[]):
+            check_savable(state.model)  # now, not after hours of training
         if self.resume:
             self._load(state, splits, task)
         trained = self._sharded(state)
@@ -266,7 +275,8 @@ class _Run:
         about |= {"data": self.recipe.data.model_dump(mode="json"), **task.origin(self.recipe, splits.train)}
         model.trained_by = {**about, "fingerprint": state.data}
         calibrated = task.calibrate(model, splits.train, splits.validation)
-        save(model, self.folder / "model")
+        (self.folder / "model").mkdir(exist_ok=True)
+        write_model(model, self.folder / "model")  # what training has set is no reason to lose it
         results = _Results.of(splits, self.recipe, task, model)
         summary = self._summary(splits, state, task, results, calibrated)
         title = f"{self.recipe.name} (seed {self.recipe.train.seed})"

@@ -9,23 +9,22 @@ from typing import Any
 import torch
 
 from torchcaps.data import Examples
-from torchcaps.errors import UserError
 from torchcaps.layers import DenseCaps
 from torchcaps.models import ImageModel, create_model
 from torchcaps.train.recipe import Recipe
 from torchcaps.train.state import State, make_optimizer
 from torchcaps.train.tasks import TASKS, Task
+from torchcaps.train.tasks.register import find_task
 
 MAX_LAYER_PARAMETERS = 20_000_000  # without a warning: a hundred times what 32×32 images give one capsule layer
-LEARNS = {
-    "classification": "images with a class each",
-    "segmentation": "images with masks",
-    "synthesis": "images with masks",
-}
 
 
 def make_state(
-    recipe: Recipe, data: Examples, device: torch.device, home: torch.device | None = None
+    recipe: Recipe,
+    data: Examples,
+    device: torch.device,
+    home: torch.device | None = None,
+    model: ImageModel | None = None,
 ) -> tuple[State, Task]:
     """Make a new model for this data, with optimizer and random state, and its task.
 
@@ -34,10 +33,11 @@ def make_state(
         data: the training data.
         device: where to train.
         home: where the weights are, if not on the device.
+        model: by default a new one, of the recipe.
     """
     generator = torch.Generator(device).manual_seed(recipe.train.seed)
     device = home or device
-    model = make_model(recipe, data).to(device)
+    model = (make_model(recipe, data) if model is None else model).to(device)
     if device.type == "cuda":
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimizer = make_optimizer(model, recipe.optim, device)
@@ -51,14 +51,10 @@ def make_state(
 def make_model(recipe: Recipe, data: Examples) -> ImageModel:
     """Make the recipe's model; its shapes and class names come from the data unless the recipe gives them."""
     options: dict[str, Any] = {"num_classes": data.num_classes, "class_names": data.class_names}
-    options |= TASKS[data.tasks[0]].model_options(recipe, data)
+    options |= TASKS[recipe.task or data.tasks[0]].model_options(recipe, data)
     model = create_model(recipe.model.name, **options | recipe.model.options)
-    if model.task not in data.tasks:
-        raise UserError(
-            f"model.name={recipe.model.name}: it learns from {LEARNS[model.task]}, and these are "
-            f"{LEARNS[data.tasks[0]]}; choose another model (segcaps and unet segment images, capspix2pix draws them "
-            "from masks), or other data"
-        )
+    model.task = recipe.task or model.task
+    find_task(model.task, data, recipe.model.name)
     _warn_if_large(model)
     return model
 

@@ -71,15 +71,25 @@ def backward(
     leaky: bool,
     needs: Sequence[bool] = (True, True, True),
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of u (B, I, K), weight (I, J, D, K) and bias (J, D), empty where none is needed.
+    """Gradients of u (B, I, K), weight (I, J, D, K) and bias (J, D), empty where none is needed."""
+    route = by_votes.backward if by_votes.serves(u_BIK, weight_IJDK) else _backward_by_products
+    return route(grad_BJD, grad_couplings_BIJ, u_BIK, weight_IJDK, sums_RJBD, leaky, needs)
 
-    Iteration t contributes to the votes' gradient twice: c_t ⊗ ds_t through the sum, and dlogits_t ⊗ V_t through the
-    logits. A pass for each t from R down to 2 finds c_t and dlogits_t chunk by chunk from the pair (V_t, ds_t),
-    contracts them with u and W at once, and adds up what the next pass needs for its ds. The first iteration is two
-    plain products.
+
+def _backward_by_products(
+    grad_BJD: Tensor,
+    grad_couplings_BIJ: Tensor | None,
+    u_BIK: Tensor,
+    weight_IJDK: Tensor,
+    sums_RJBD: Tensor,
+    leaky: bool,
+    needs: Sequence[bool],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Without votes. Iteration t contributes to their gradient twice: c_t ⊗ ds_t through the sum, and dlogits_t ⊗ V_t
+    through the logits. A pass for each t from R down to 2 finds c_t and dlogits_t chunk by chunk from the pair (V_t,
+    ds_t), contracts them with u and W at once, and adds up what the next pass needs for its ds. The first iteration is
+    two plain products.
     """
-    if by_votes.serves(u_BIK, weight_IJDK):
-        return by_votes.backward(grad_BJD, grad_couplings_BIJ, u_BIK, weight_IJDK, sums_RJBD, leaky, needs)
     R, J, _, D = sums_RJBD.shape
     B, _, K = u_BIK.shape
     uniform = 1 / (J + leaky)

@@ -33,7 +33,7 @@ from torchcaps.io.folders import make_folder
 from torchcaps.models import load
 from torchcaps.train.checkpoint import has_checkpoint
 from torchcaps.train.evaluate import evaluate_ensemble, evaluate_model
-from torchcaps.train.recipe import ClaimSection, Recipe, list_recipes, load_recipe
+from torchcaps.train.recipe import ClaimSection, Recipe, import_plugins, list_recipes, load_recipe
 
 SIDE_BY_SIDE = 5  # runs at a time on one GPU; benchmarks/results/h200-log.md has the gain
 MARKS = re.compile(r"(<!-- results(?: of (\S+))? -->\n).*?(<!-- end of results -->)", re.DOTALL)
@@ -120,8 +120,9 @@ def reproduce(
         if not job.recipe.train.read_test:
             raise UserError("train.read_test=no: a result is read off the test set; use `torchcaps train` to choose")
         job.check()
+        import_plugins(job.recipe)  # also for the models that are evaluated here
     _check_place(out)
-    place = "cuda" if torch.cuda.is_available() and device in ("auto", "cuda", "gpu") else "cpu"
+    place = "cuda" if torch.cuda.is_available() and device in ("auto", "cuda") else "cpu"
     results: dict[str, dict[str, Any]] = {}
 
     def write_whole() -> None:
@@ -140,7 +141,7 @@ def reproduce(
 
 def _settings(recipe: Recipe) -> dict[str, Any]:
     """The settings of a recipe that decide a run's result."""
-    return recipe.model_dump(mode="json", exclude={"name", "description", "claim"})
+    return recipe.model_dump(mode="json", exclude={"name", "description", "claim", "plugins"})
 
 
 def _check_place(out: Path) -> None:
@@ -175,7 +176,7 @@ def run_jobs(
     Returns:
         The jobs that failed.
     """
-    cuda = torch.cuda.is_available() and device in ("auto", "cuda", "gpu")
+    cuda = torch.cuda.is_available() and device in ("auto", "cuda")
     at_once = side_by_side or (SIDE_BY_SIDE if cuda else 1)
     jobs = [job for job in jobs if not job.done]
     waiting, running, failed = list(jobs), dict[Path, tuple[Job, subprocess.Popen[bytes]]](), list[Job]()

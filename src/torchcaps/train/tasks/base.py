@@ -13,16 +13,19 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor
 
-from torchcaps.data import Batch
+from torchcaps.data import Batch, make_loader
 from torchcaps.losses import combine
 from torchcaps.train.cudagraph import compiled
 from torchcaps.train.distributed import Distributed
-from torchcaps.train.nonfinite import NonfiniteGuard
+from torchcaps.train.nonfinite import NonfiniteGuard, skips_on_device
 from torchcaps.train.optim.sam import SAM
 from torchcaps.train.recipe import LossSection, OptimSection, Recipe
 from torchcaps.train.reports.page import Report
 from torchcaps.train.state import State
+from torchcaps.train.tasks.test_sets import own_test_set
 from torchcaps.train.totals import Totals
+
+EVALUATION_BATCH = 256
 
 
 class Evaluation(Protocol):
@@ -32,6 +35,13 @@ class Evaluation(Protocol):
     def loss(self) -> float: ...
     @property
     def score(self) -> float: ...
+
+
+class Scores(NamedTuple):
+    """An Evaluation of two means."""
+
+    loss: float
+    score: float
 
 
 class Loss(NamedTuple):
@@ -82,28 +92,23 @@ class Step(Protocol):
 class Task(ABC):
     """A task owns its losses, step, evaluation, summary fields and report. The loop knows nothing else of it.
 
+    A task of your own derives from `ClassificationTask` or `SegmentationTask`, or from this class and defines `make`,
+    `terms` and `correct`; see `register_task`.
+
     Attributes:
         weights: weights of the loss terms.
         measure: the name of what `correct` computes.
+        learns_from: what its data is called in messages.
     """
 
     weights: dict[str, float]
     measure: ClassVar[str]
+    learns_from: ClassVar[str] = "data of its own"
 
     @classmethod
     @abstractmethod
     def make(cls, model: Any, data: Any, section: LossSection) -> Task:
         """The task of a model, with the recipe's weights of the losses."""
-
-    @classmethod
-    @abstractmethod
-    def model_options(cls, recipe: Recipe, data: Any) -> dict[str, Any]:
-        """Options of the model that follow from the data: the image shape, and what goes with it."""
-
-    @classmethod
-    @abstractmethod
-    def evaluate_saved(cls, model: Any, data: str | None, views: bool, rejection: bool) -> dict[str, Any]:
-        """What `torchcaps eval` finds for a saved model; see `evaluate_model`."""
 
     @abstractmethod
     def terms(self, output: Any, images: Tensor, targets: Tensor, /) -> dict[str, Tensor]:
@@ -113,9 +118,37 @@ class Task(ABC):
     def correct(self, answers: Tensor, targets: Tensor, /) -> Tensor:
         """(B,) the measure of each example, in [0, 1]."""
 
-    @abstractmethod
+    @classmethod
+    def model_options(cls, recipe: Recipe, data: Any) -> dict[str, Any]:
+        """Options of the model that follow from the data: the image shape, and what goes with it."""
+        return {"image_shape": data.image_shape}
+
+    @classmethod
+    def evaluate_saved(cls, model: Any, data: str | None, views: bool, rejection: bool) -> dict[str, Any]:
+        """What `torchcaps eval` finds for a saved model; see `evaluate_model`."""
+        examples, name = own_test_set(model, data)
+        found = cls.make(model, examples, LossSection()).evaluate(model, examples)
+        return {"data": name, cls.measure: found.score, "loss": found.loss, "n": len(examples)}
+
+    @torch.no_grad()
     def evaluate(self, model: Any, data: Any) -> Any:
         """Evaluate a model on a data set, without augmentation; returns an Evaluation."""
+        loader, totals, was_training = (
+            make_loader(data, model.device),
+            Totals(model.device, self.measure),
+            model.training,
+        )
+        model.eval()
+        try:
+            for indices in torch.arange(len(loader)).split(EVALUATION_BATCH):
+                images, targets = loader.take(indices.to(loader.index_device))[:2]
+                output = model(images, targets)
+                terms = self.terms(output, images, targets)
+                totals.add(combine(terms, self.weights), terms, self.correct(self.answers(output), targets))
+        finally:
+            model.train(was_training)
+        means = totals.means()
+        return Scores(means["loss"], means[self.measure])
 
     def answers(self, output: Any) -> Tensor:
         """What `correct` compares with the targets."""
@@ -147,7 +180,6 @@ class Task(ABC):
         """Further fields of the summary, by the evaluations of the parts "validation" and "test"."""
         return {}
 
-    @abstractmethod
     def write_report(self, report: Report, part: Any, result: Any) -> Path:
         """Write report.html, and what else a run of this task leaves.
 
@@ -156,6 +188,7 @@ class Task(ABC):
             part: the data that was evaluated last; empty if there is none.
             result: its evaluation, or None.
         """
+        return report.write([])
 
 
 class SupervisedStep:
@@ -171,6 +204,7 @@ class SupervisedStep:
         rho = context.optim.sam_rho
         self.sam = SAM(state.model.parameters(), rho) if rho else None
         self.forward, self.check_loss = self._forward, context.guard.check_loss
+        self.skips_on_device = skips_on_device(state.optimizer) and not context.dist.sharded
 
     def compiled(self) -> SupervisedStep:
         """The same step with its forward pass compiled."""
@@ -203,7 +237,7 @@ class SupervisedStep:
             context.fabric.clip_gradients(
                 self.wrapped, self.optimizer, max_norm=context.optim.clip, error_if_nonfinite=False
             )
-        if not (context.dist.sharded and guard.bad):
+        if self.skips_on_device or not guard.bad:
             self.optimizer.step()
         if shard.counted:
             context.totals.add(*found, context.skipped)

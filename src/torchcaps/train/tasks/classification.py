@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from torchcaps import losses
-from torchcaps.data import Dataset, DeviceLoader, batches, centre_crop, class_weights
+from torchcaps.data import Dataset, batches, centre_crop, class_weights
+from torchcaps.data.loader import plain_loader
 from torchcaps.errors import UserError
 from torchcaps.explain.familiarity import count_rejected, familiarity_threshold, score_images
 from torchcaps.losses import combine
@@ -24,11 +25,10 @@ from torchcaps.train.recipe import AugmentSection, LossSection, Recipe
 from torchcaps.train.reports.classification import classification_sections
 from torchcaps.train.reports.page import Report
 from torchcaps.train.reports.report_data import ReportData
-from torchcaps.train.tasks.base import Task
+from torchcaps.train.tasks.base import EVALUATION_BATCH, Task
 from torchcaps.train.tasks.test_sets import classification_test_set
 from torchcaps.train.totals import Totals
 
-EVALUATION_BATCH = 256
 PAPER_RECONSTRUCTION = 0.0005 * 28 * 28  # the paper's weight, for images of any size: divided by the number of values
 SPREAD = (0.2, 0.9)  # the margin of the spread loss at the start and at the end of training
 TERMS = ("margin", "spread", "reconstruction", "cross_entropy", "disagreement", "absence")
@@ -58,12 +58,13 @@ class ClassificationTask(Task):
     spread_margin: Tensor = field(default_factory=lambda: torch.tensor(SPREAD[1]))  # a recorded step knows its address
 
     measure = "accuracy"
+    learns_from = "images with a class each"
 
     @classmethod
     def make(cls, model: ImageModel, data: Dataset, section: LossSection) -> ClassificationTask:
         given = {name: getattr(section, name) for name in TERMS}
         defaults = dict.fromkeys(given, 0.0) | {model.objective: 1.0, **model.own_losses}
-        draws = getattr(model, "decoder", None) is not None
+        draws = getattr(model, "draws", getattr(model, "decoder", None) is not None)
         if draws:
             defaults["reconstruction"] = PAPER_RECONSTRUCTION / torch.Size(model.image_shape).numel()
         if given["reconstruction"] and not draws:
@@ -149,7 +150,7 @@ class ClassificationTask(Task):
             views: answer by the mean over nine views of each image, moved by up to a pixel. The loss is that of the
                 image itself.
         """
-        was_training, size = model.training, EVALUATION_BATCH
+        was_training, size = model.training, 1 if data.batched else EVALUATION_BATCH
         model.eval()
         try:
             while True:
@@ -164,7 +165,7 @@ class ClassificationTask(Task):
 
     @torch.no_grad()
     def _evaluate_batches(self, model: ImageModel, dataset: Dataset, views: bool, size: int) -> ClassificationResult:
-        loader = DeviceLoader(dataset, model.device)
+        loader = plain_loader(dataset, model.device)
         totals, lengths = Totals(model.device, self.measure), []
         for images, targets in batches(loader, size, device=model.device, seed=0, epoch=0, shuffle=False):
             crop = 0 if images.shape[1:] == model.image_shape else model.image_shape[1]

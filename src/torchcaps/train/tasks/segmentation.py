@@ -50,6 +50,7 @@ class SegmentationTask(Task):
     positive_weight: float = 1.0
 
     measure = "dice"
+    learns_from = "images with masks"
 
     @classmethod
     def make(cls, model: SegmentationModel, data: SegmentationDataset | None, section: LossSection) -> SegmentationTask:

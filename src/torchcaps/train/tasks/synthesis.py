@@ -66,6 +66,7 @@ class SynthesisTask(Task):
     smoothing: float = 0.0
 
     measure = "similarity"
+    learns_from = "images with masks"
 
     @classmethod
     def make(cls, model: SynthesisModel, data: Any, section: LossSection) -> SynthesisTask:

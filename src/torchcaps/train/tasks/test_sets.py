@@ -36,6 +36,16 @@ def segmentation_test_set(model: SegmentationModel, data: str | None = None) -> 
     return segments, name
 
 
+def own_test_set(model: ImageModel, data: str | None = None) -> tuple[Any, str]:
+    """The test data of a task of a user's own, as its source gives it, and the name of the data."""
+    if data is None:
+        settings, name = _own_data(model), None
+    else:
+        source, path = named_data(data)
+        settings, name = {"source": source, "path": path}, data
+    return _test_part(model, data, load_data(**settings)), name or settings["path"] or settings["source"]
+
+
 def warn_if_changed(model: ImageModel, splits: Splits[Any]) -> None:
     """Warn if a model's own data is not what it was when the model was trained."""
     known = model.trained_by.get("fingerprint")

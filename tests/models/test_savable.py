@@ -1,0 +1,114 @@
+"""What `save` refuses because `load` could not build it again, and what it resolves."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations, prune
+
+import torchcaps
+from torchcaps.errors import UserError
+from torchcaps.models import create_model
+
+SMALL = {"image_shape": (1, 14, 14), "num_classes": 3, "channels": 4, "types": 2, "hidden": (8,)}
+IMAGES = torch.rand(2, 1, 14, 14)
+
+
+@pytest.fixture
+def model():
+    return create_model("capsnet_small", **SMALL).eval()
+
+
+def compiled(model):
+    return torch.compile(model, backend="eager")
+
+
+def compiled_layer(model):
+    model.classes = torch.compile(model.classes, backend="eager")
+    return model
+
+
+def weight_norm(model):
+    parametrizations.weight_norm(model.conv)
+    return model
+
+
+def pruned(model):
+    prune.l1_unstructured(model.classes, "weight", amount=0.5)
+    return model
+
+
+@pytest.mark.parametrize("change", [compiled, compiled_layer, weight_norm, pruned], ids=lambda each: each.__name__)
+def test_wrapped_and_parametrised_models_are_saved_as_they_compute(model, change, tmp_path):
+    changed = change(model)
+    before = set(changed.state_dict())
+    loaded = torchcaps.load(torchcaps.save(changed, tmp_path / "model"))
+    assert set(changed.state_dict()) == before
+    plain = getattr(changed, "_orig_mod", changed)
+    with torch.compiler.set_stance("force_eager"):  # what is compiled is not the question here
+        torch.testing.assert_close(loaded(IMAGES).lengths, plain(IMAGES).lengths)
+    assert set(loaded.state_dict()) == set(create_model("capsnet_small", **SMALL).state_dict())
+
+
+def iterations_of_a_layer(model):
+    model.classes.iterations = 5
+
+
+def iterations_of_the_model(model):
+    model.iterations = 5
+
+
+def other_layer(model):
+    model.conv = nn.Sequential(model.conv)
+
+
+def larger_layer(model):
+    model.decoder.layers[0] = nn.Linear(48, 9)
+
+
+def nan(model):
+    model.conv.bias.data[0] = torch.nan
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (iterations_of_a_layer, "classes.iterations was changed from 3 to 5 .* give iterations to the constructor"),
+        (iterations_of_the_model, "model.iterations was changed from 3 to 5"),
+        (other_layer, "conv is a Sequential, but load would build a PatchConv2d"),
+        (larger_layer, "does not fit its own arguments: size mismatch: decoder.layers.0"),
+        (nan, "conv.bias has values that are NaN"),
+    ],
+    ids=lambda each: getattr(each, "__name__", ""),
+)
+def test_what_load_would_lose_is_refused_and_leaves_no_folder(model, change, message, tmp_path):
+    change(model)
+    with pytest.raises(UserError, match=f"save: .*{message}"):
+        torchcaps.save(model, tmp_path / "model")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_module_of_another_library_is_refused(tmp_path):
+    with pytest.raises(UserError, match="save: a Linear is not a torchcaps model.* @register_model"):
+        torchcaps.save(nn.Linear(2, 3), tmp_path / "model")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_anneal_sets_is_no_change(tmp_path):
+    model = create_model("em_capsnet", image_shape=(1, 16, 16), channels=4, primary=2, first=2, second=2)
+    model.anneal(0.7)
+    assert torchcaps.load(torchcaps.save(model, tmp_path)).parameter_count() == model.parameter_count()
+
+
+@pytest.mark.parametrize(("name", "source"), [("weights.pt", "pytorch"), ("weights.h5", "keras")])
+def test_loading_weights_of_other_code_names_convert(tmp_path, name, source):
+    (tmp_path / name).write_bytes(b"PK")
+    with pytest.raises(UserError, match=f"`torchcaps convert .*{name} --from {source}`"):
+        torchcaps.load(tmp_path / name)
+
+
+@pytest.mark.parametrize(("device", "message"), [("gpu", "PyTorch calls a GPU 'cuda'"), ("tpus", "such as 'cpu'")])
+def test_a_device_that_does_not_exist_is_named(device, message):
+    with pytest.raises(UserError, match=f"device='{device}': .*{message}"):
+        torchcaps.load("capsnet-digits", device)
