@@ -1,4 +1,4 @@
-"""What two processes do with every case; test_distributed.py starts them once and reads what they wrote."""
+"""What two processes do with every case; test_two_ranks.py starts them once and reads what they wrote."""
 
 from __future__ import annotations
 

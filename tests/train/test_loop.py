@@ -194,8 +194,10 @@ def test_select_best_keeps_the_best_on_validation(tmp_path, monkeypatch):
     figures = iter([0.5, 0.9, 0.1])  # of three epochs
     monkeypatch.setattr(loop, "_validate", lambda *_: {"val_loss": 1.0, "val_accuracy": next(figures)})
     kept = {}
-    real_save = run.save
-    monkeypatch.setattr(run, "save", lambda model, folder: (kept.update(model.state_dict()), real_save(model, folder)))
+    write = run.write_model
+    monkeypatch.setattr(
+        run, "write_model", lambda model, folder: (kept.update(model.state_dict()), write(model, folder))
+    )
     run.start_run(tiny("train.select=best", "train.epochs=3"), out=tmp_path / "run", device="cpu")
     assert same(kept, load(tmp_path / "run" / "checkpoints" / "best").state_dict())
     last, _, _ = _start(tiny("train.epochs=3"))

@@ -76,11 +76,10 @@ def routing_trace(model: nn.Module, image_CHW: Tensor, iterations: int | None = 
         votes_IJD = torch.einsum("ijdk,ik->ijd", layer.weight, children.pose[0])
         counts = range(1, (iterations or layer.iterations) + 1)
         steps = [layer(children, iterations=count, return_couplings=True) for count in counts]
-    couplings = [coupled[0] for _, coupled in steps if coupled is not None]
-    poses, lengths = ([part[0] for part in parts] for parts in zip(*(tuple(parents) for parents, _ in steps)))
-    return RoutingTrace(
-        children.activation[0], votes_IJD, torch.stack(couplings), torch.stack(poses), torch.stack(lengths)
-    )
+    couplings = torch.stack([coupled[0] for _, coupled in steps if coupled is not None])
+    poses = torch.stack([parents.pose[0] for parents, _ in steps])
+    lengths = torch.stack([parents.activation[0] for parents, _ in steps])
+    return RoutingTrace(children.activation[0], votes_IJD, couplings, poses, lengths)
 
 
 def require_vector_votes(model: nn.Module, what: str) -> CapsuleModel:

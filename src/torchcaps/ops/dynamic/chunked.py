@@ -90,15 +90,13 @@ def _backward_by_products(
     ds_t), contracts them with u and W at once, and adds up what the next pass needs for its ds. The first iteration is
     two plain products.
     """
-    R, J, _, D = sums_RJBD.shape
-    B, _, K = u_BIK.shape
+    (R, J, _, D), (B, _, K) = sums_RJBD.shape, u_BIK.shape
     uniform = 1 / (J + leaky)
     chunks = _chunks(u_BIK, J, BLOCK)
     weights_JDX = [_lay_out(weight_IJDK[chunk]) for chunk in chunks]
     dweights_JDX = [torch.zeros_like(w_JDX) for w_JDX in weights_JDX if needs[1]]
-    du_BIK, dweight_IJDK = (
-        torch.empty_like(x) if need else x.new_empty(0) for x, need in zip((u_BIK, weight_IJDK), needs)
-    )
+    du_BIK = torch.empty_like(u_BIK) if needs[0] else u_BIK.new_empty(0)
+    dweight_IJDK = torch.empty_like(weight_IJDK) if needs[1] else u_BIK.new_empty(0)
     dbias_JD = weight_IJDK.new_zeros(J, D)
     scratch = _scratch(u_BIK, 2 * J, chunks)
     for block in _blocks(B):

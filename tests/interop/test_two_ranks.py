@@ -33,8 +33,5 @@ def found(tmp_path_factory):
 
 @every
 @pytest.mark.parametrize("kind", KINDS)
-def test_two_processes_agree_with_one(found, kind, name, request):
-    if (kind, name) == ("fsdp", "inverted_attention"):
-        reason = "fully_shard does not support parameters without dimensions, and the classifier's bias has none"
-        request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
+def test_two_processes_agree_with_one(found, kind, name):
     assert [rank[f"{kind} {name}"] for rank in found] == [""] * WORLD
