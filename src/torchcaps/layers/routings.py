@@ -78,7 +78,7 @@ def _inverted_attention_learns(I: int, J: int, D: int) -> dict[str, Tensor]:
         "norm_scale": torch.ones(D),
         "norm_shift": torch.zeros(D),
         "classifier": torch.randn(D) / D**0.5,  # poses are √D long, so that logits start at about 1
-        "classifier_bias": torch.zeros(()),
+        "classifier_bias": torch.zeros(1),  # FSDP2 cannot shard a parameter without dimensions
     }
 
 

@@ -67,7 +67,7 @@ def inverted_attention_routing(
         iterations: number of routing iterations, at least 1.
         parents: (B, J, D) poses to start from; without them the couplings of the first iteration are equal.
         classifier: (D,) turns poses into activations; see `presence`.
-        classifier_bias: () of the classifier.
+        classifier_bias: (1,) of the classifier.
         return_couplings: also return the couplings of the last iteration.
 
     Returns:
@@ -101,7 +101,7 @@ def presence(poses: Tensor, classifier: Tensor, bias: Tensor | None = None) -> T
     Args:
         poses: (B, J, D).
         classifier: (D,).
-        bias: ().
+        bias: (1,).
 
     Returns:
         (B, J) in [0, 1], at least float32.
