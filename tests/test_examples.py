@@ -11,11 +11,16 @@ from pathlib import Path
 
 import matplotlib as mpl
 import pytest
+import torch
 
-from torchcaps.layers import ROUTINGS
+from torchcaps.layers import ROUTINGS, DenseCaps, PrimaryCaps
+from torchcaps.losses import margin_loss
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-TESTED = {"own_everything", "own_routing", "resnet_with_capsules", "lightning_module"}
+TESTED = {
+    *("own_everything", "own_routing", "resnet_with_capsules", "lightning_module"),
+    *("per_sample_gradients", "onnx_own_module"),
+}
 
 
 def test_no_example_is_without_a_test():
@@ -54,6 +59,26 @@ def test_resnet_with_capsules():
 @pytest.mark.filterwarnings("default")  # of Fabric, about data loaders without workers
 def test_lightning_module():
     assert runpy.run_path(str(EXAMPLES / "lightning_module.py"))["train"](epochs=1) > 0.8
+
+
+def test_per_sample_gradients():
+    norms_of = runpy.run_path(str(EXAMPLES / "per_sample_gradients.py"))["gradient_norms"]
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(PrimaryCaps(1, 4, 4, 3, stride=2, padding=1), DenseCaps(64, 4, 3, 8))
+    images, targets = torch.rand(3, 1, 8, 8), torch.tensor([2, 0, 1])
+    expected = []
+    for image, target in zip(images, targets):
+        network.zero_grad()
+        margin_loss(network(image[None]).activation, target[None]).mean().backward()
+        expected.append(torch.cat([weight.grad.flatten() for weight in network.parameters()]).norm())
+    torch.testing.assert_close(norms_of(network, images, targets), torch.stack(expected))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # torch.export warns of what it does itself
+def test_onnx_own_module(tmp_path):
+    pytest.importorskip("onnxscript")
+    assert runpy.run_path(str(EXAMPLES / "onnx_own_module.py"))["export"](tmp_path / "own.onnx") < 1e-5
 
 
 def test_the_notebook_runs_from_its_first_cell_to_its_last(monkeypatch):

@@ -98,6 +98,14 @@ def test_ids_of_any_integer_type(loss, dtype):
 
 
 @pytest.mark.parametrize("loss", [margin_loss, spread_loss, cross_entropy])
+def test_gradients_of_each_example_by_torch_func(loss):
+    ids = torch.tensor([2, 0])
+    each = torch.func.vmap(torch.func.grad(lambda lengths, target: loss(lengths[None], target[None]).sum()))
+    together = torch.func.grad(lambda lengths: loss(lengths, ids).sum())
+    assert torch.equal(each(LENGTHS, ids), together(LENGTHS))
+
+
+@pytest.mark.parametrize("loss", [margin_loss, spread_loss, cross_entropy])
 def test_the_checks_of_ids_compile_without_a_break(loss):
     ids = torch.tensor([2, 0])
     compiled = torch.compile(loss, fullgraph=True, backend="eager")

@@ -150,7 +150,9 @@ def multi_hot(targets: Tensor, classes: int) -> Tensor:
     """Convert (B,) class ids, or (B, J) multi-hot, to (B, J) multi-hot, float."""
     if targets.ndim == 1:
         try:
-            return functional.one_hot(targets.long(), classes).to(torch.get_default_dtype())
+            # Not one_hot, which torch.func cannot batch.
+            absent = torch.zeros(targets.shape[0], classes, device=targets.device)
+            return absent.scatter(1, targets.long()[:, None], 1.0)
         except RuntimeError:
             _check_ids("multi_hot", targets, classes)
             raise
