@@ -6,7 +6,8 @@ a sum of 2R−1 outer products (README.md), one more product:
 
     dû = Σ_t c_t ⊗ ds_t + dlogits_t ⊗ V_t
 
-Votes are ordered J B I D, so that those of one example for one parent are a matrix (I, D) that products read in order.
+Pairs of an example and a parent are counted together, P = B·J, so that the votes of one pair are a matrix (I, D), whose
+rows lie in memory at equal distances. They are copied together only where that makes products faster.
 """
 
 from __future__ import annotations
@@ -16,42 +17,62 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from torchcaps.ops.scratch import Scratch
 from torchcaps.ops.squash import RANGE
 
 MAX_VOTES = 2**17  # of a batch larger than K
+FEW, MAX_VOTES_OF_FEW = 64, 2**20  # the same for few children, of which `chunked` would make narrow products
 SMALL_PRODUCT = 400  # multiplications; for fewer, torch.bmm has a plain loop, slow if its rows are not contiguous
 CACHED = 2**20  # elements that stay in a CPU's cache
+COPIED = 2**15  # votes from which on a copy that products read in order is worth its time
 CHUNK = 2**18  # votes that are read twice in a row
 
 
 def serves(u_BIK: Tensor, weight_IJDK: Tensor) -> bool:
     """Whether the votes are no larger than the weight, or small."""
     (I, J, D, K), B = weight_IJDK.shape, len(u_BIK)
-    return B <= K or B * I * J * D <= MAX_VOTES
+    most = MAX_VOTES_OF_FEW if I <= FEW else MAX_VOTES
+    return B <= K or most >= B * I * J * D
 
 
 def forward(
     u_BIK: Tensor, weight_IJDK: Tensor, bias_JD: Tensor, iterations: int, leaky: bool, couplings: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As `chunked.forward`."""
-    (B, I, _), (J, D) = u_BIK.shape, bias_JD.shape
+    with Scratch(u_BIK) as scratch:
+        return _forward(scratch, u_BIK, weight_IJDK, bias_JD, iterations, leaky, couplings)
+
+
+def _forward(
+    scratch: Scratch,
+    u_BIK: Tensor,
+    weight_IJDK: Tensor,
+    bias_JD: Tensor,
+    iterations: int,
+    leaky: bool,
+    couplings: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    (B, I, _), (J, D), share = u_BIK.shape, bias_JD.shape, 1 / (bias_JD.shape[0] + leaky)
     chunks = _chunks(B, I, J, D)
-    votes = [_votes(u_BIK[:, chunk], weight_IJDK[chunk])[0] for chunk in chunks]
-    coupled_BIJ = u_BIK.new_full((B, I, J) if couplings else (0,), 1 / (J + leaky))
-    sums_RJBD = bias_JD[:, None].expand(iterations, J, B, D).clone()
-    for votes_JBID in votes:
-        sums_RJBD[0].add_(votes_JBID.sum(2), alpha=1 / (J + leaky))
-    poses_JBD = agreed_JBD = _squash(sums_RJBD[0])
+    votes = [_votes(u_BIK[:, chunk], weight_IJDK[chunk], scratch)[0] for chunk in chunks]
+    coupled_BIJ = u_BIK.new_full((B, I, J), share) if couplings else u_BIK.new_empty(0)
+    sums_RBJD = bias_JD.expand(iterations, B, J, D).clone()
+    sums = sums_RBJD.unbind()
+    for votes_PID in votes:
+        sums[0].add_(votes_PID.sum(1).view(B, J, D), alpha=share)
+    poses_BJD = agreed_BJD = _squash(sums[0])
     for t in range(1, iterations):
-        for chunk, votes_JBID in zip(chunks, votes):
-            c_JBI = couple(_dot(agreed_JBD[:, :, None], votes_JBID)[:, :, 0], leaky)
-            sums_RJBD[t] += _gather(c_JBI, votes_JBID)
+        agreed_P1D = agreed_BJD.view(B * J, 1, D)
+        for chunk, votes_PID in zip(chunks, votes):
+            I = votes_PID.shape[1]
+            c_BJI = couple(torch.bmm(agreed_P1D, votes_PID.mT).view(B, J, I), leaky)
+            sums[t].add_(_gather(c_BJI.reshape(B * J, 1, I), votes_PID).view(B, J, D))
             if couplings and t == iterations - 1:
-                coupled_BIJ[:, chunk] = c_JBI.permute(1, 2, 0)
-        poses_JBD = _squash(sums_RJBD[t])
+                coupled_BIJ[:, chunk] = c_BJI.mT
+        poses_BJD = _squash(sums[t])
         if t < iterations - 1:
-            agreed_JBD = agreed_JBD + poses_JBD
-    return poses_JBD.transpose(0, 1).contiguous(), coupled_BIJ, sums_RJBD
+            agreed_BJD = agreed_BJD + poses_BJD
+    return poses_BJD, coupled_BIJ, sums_RBJD
 
 
 def backward(
@@ -59,84 +80,101 @@ def backward(
     grad_couplings_BIJ: Tensor | None,
     u_BIK: Tensor,
     weight_IJDK: Tensor,
-    sums_RJBD: Tensor,
+    sums_RBJD: Tensor,
     leaky: bool,
     needs: Sequence[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As `chunked.backward`."""
-    (R, J, B, D), I = sums_RJBD.shape, u_BIK.shape[1]
+    with Scratch(u_BIK) as scratch:
+        return _backward(scratch, grad_BJD, grad_couplings_BIJ, u_BIK, weight_IJDK, sums_RBJD, leaky, needs)
+
+
+def _backward(
+    scratch: Scratch,
+    grad_BJD: Tensor,
+    grad_couplings_BIJ: Tensor | None,
+    u_BIK: Tensor,
+    weight_IJDK: Tensor,
+    sums_RBJD: Tensor,
+    leaky: bool,
+    needs: Sequence[bool],
+) -> tuple[Tensor, Tensor, Tensor]:
+    (R, B, J, D), I = sums_RBJD.shape, u_BIK.shape[1]
     chunks = _chunks(B, I, J, D)
-    votes = [_votes(u_BIK[:, chunk], weight_IJDK[chunk]) for chunk in chunks]
-    factor, along, direction_RJBD = _squash_factors(sums_RJBD)
+    votes = [_votes(u_BIK[:, chunk], weight_IJDK[chunk], scratch) for chunk in chunks]
+    sums = sums_RBJD.unbind()
+    factor, along, direction = (each.unbind() for each in _squash_factors(sums_RBJD))
     # The two factors of dû, T = 2R−1: rows ds_1, V_1, ds_2, V_2, ds_3 …; columns c_1, dlogits_2, c_2, dlogits_3, c_3 …
-    rows_JBTD = u_BIK.new_empty(J, B, 2 * R - 1, D)
-    columns = [u_BIK.new_full((J, B, 2 * R - 1, each.shape[2]), 1 / (J + leaky)) for each, _ in votes]
-    rows_JBTD[:, :, 1::2] = (sums_RJBD[:-1] * factor[:-1]).cumsum(0).permute(1, 2, 0, 3)
-    d_parents_JBD = grad_BJD.transpose(0, 1)
-    d_agreed_JBD = torch.zeros_like(sums_RJBD[0])
+    rows_PTD = u_BIK.new_empty(B * J, 2 * R - 1, D)
+    rows = rows_PTD.view(B, J, 2 * R - 1, D).unbind(2)
+    columns = [u_BIK.new_full((B * J, 2 * R - 1, each.shape[1]), 1 / (J + leaky)) for each, _ in votes]
+    if R > 1:
+        torch.mul(sums[0], factor[0], out=rows[1])
+    for t in range(1, R - 1):
+        torch.addcmul(rows[2 * t - 1], sums[t], factor[t], out=rows[2 * t + 1])
+    d_parents_BJD, d_agreed_BJD = grad_BJD, torch.zeros_like(grad_BJD)
     for t in range(R - 1, -1, -1):
-        e_JBD = direction_RJBD[t]
-        parallel = (e_JBD * d_parents_JBD).sum(-1, keepdim=True).mul_(along[t])
-        torch.addcmul(d_parents_JBD * factor[t], parallel, e_JBD, out=rows_JBTD[:, :, 2 * t])
+        parallel = (direction[t] * d_parents_BJD).sum(-1, keepdim=True).mul_(along[t])
+        torch.addcmul(d_parents_BJD * factor[t], parallel, direction[t], out=rows[2 * t])
         if t == 0:
             break
         pair = slice(2 * t - 1, 2 * t + 1)  # of V and ds, and of dlogits and c
-        for chunk, (votes_JBID, _), columns_JBTI in zip(chunks, votes, columns):
-            logits_JBI, dc_JBI = _dot(rows_JBTD[:, :, pair], votes_JBID).unbind(2)
+        for chunk, (votes_PID, _), columns_PTI in zip(chunks, votes, columns):
+            I = votes_PID.shape[1]
+            logits_BJI, dc_BJI = torch.bmm(rows_PTD[:, pair], votes_PID.mT).view(B, J, 2, I).unbind(2)
             if grad_couplings_BIJ is not None and t == R - 1:
-                dc_JBI = dc_JBI + grad_couplings_BIJ[:, chunk].permute(2, 0, 1)
-            dlogits_JBI, c_JBI = columns_JBTI[:, :, pair].unbind(2)
-            c_JBI.copy_(couple(logits_JBI, leaky))
-            weighted_JBI = c_JBI * dc_JBI
-            torch.addcmul(weighted_JBI, c_JBI, weighted_JBI.sum(0), value=-1, out=dlogits_JBI)
-            d_agreed_JBD += _gather(dlogits_JBI, votes_JBID)
-        d_parents_JBD = d_agreed_JBD  # V is the sum of the parents found so far: each of them gets its gradient
+                dc_BJI = dc_BJI + grad_couplings_BIJ[:, chunk].mT
+            dlogits_BJI, c_BJI = columns_PTI.view(B, J, 2 * R - 1, I)[:, :, pair].unbind(2)
+            c_BJI.copy_(couple(logits_BJI, leaky))
+            weighted_BJI = c_BJI * dc_BJI
+            torch.addcmul(weighted_BJI, c_BJI, weighted_BJI.sum(1, keepdim=True), value=-1, out=dlogits_BJI)
+            d_agreed_BJD += _gather(columns_PTI[:, pair.start : pair.start + 1], votes_PID).view(B, J, D)
+        d_parents_BJD = d_agreed_BJD  # V is the sum of the parents found so far: each of them gets its gradient
     du_BIK = torch.empty_like(u_BIK) if needs[0] else u_BIK.new_empty(0)
     dweight_IJDK = weight_IJDK.new_empty(weight_IJDK.shape if needs[1] else (0,))
-    for chunk, (votes_JBID, memory_IBX), columns_JBTI in zip(chunks, votes, columns):
+    for chunk, (votes_PID, memory_IBX), columns_PTI in zip(chunks, votes, columns):
         if not (needs[0] or needs[1]):
             break
-        # Fresh memory costs page faults: dû takes the place of the votes.
-        dvotes_PID = votes_JBID.flatten(0, 1)
-        torch.bmm(columns_JBTI.flatten(0, 1).mT, rows_JBTD.flatten(0, 1), out=dvotes_PID)
-        dvotes_IBJD = votes_JBID.permute(2, 1, 0, 3)
-        memory_IBX.view(dvotes_IBJD.shape).copy_(dvotes_IBJD)
+        dvotes_PID = votes_PID if votes_PID.is_contiguous() else scratch.take(*votes_PID.shape)
+        torch.bmm(columns_PTI.mT, rows_PTD, out=dvotes_PID)
+        memory_IBX.view(len(memory_IBX), B * J, D).copy_(dvotes_PID.transpose(0, 1))
         if needs[0]:
             _differentiate_children(memory_IBX, weight_IJDK[chunk], du_BIK[:, chunk])
         if needs[1]:
             _differentiate_weight(memory_IBX, u_BIK[:, chunk], dweight_IJDK[chunk])
     if needs[1] and not weight_IJDK.is_contiguous():
         dweight_IJDK = torch.empty_like(weight_IJDK).copy_(dweight_IJDK)
-    return du_BIK, dweight_IJDK, rows_JBTD[:, :, ::2].sum((1, 2)) if needs[2] else u_BIK.new_empty(0)
+    dbias_JD = torch.stack(rows[::2]).sum((0, 1)) if needs[2] else u_BIK.new_empty(0)
+    return du_BIK, dweight_IJDK, dbias_JD
 
 
-def couple(logits_JB: Tensor, leaky: bool) -> Tensor:
-    """Softmax over parents, the first axis; leaky: with one more logit, zero, that is dropped afterwards."""
+def couple(logits_BJI: Tensor, leaky: bool, dim: int = 1) -> Tensor:
+    """Softmax over parents, the axis dim; leaky: with one more logit, zero, that is dropped afterwards."""
     if not leaky:
-        return logits_JB.softmax(0)
-    orphans = logits_JB.new_zeros(1, *logits_JB.shape[1:])
-    return torch.cat([logits_JB, orphans]).softmax(0)[:-1]
+        return logits_BJI.softmax(dim)
+    orphans = torch.zeros_like(logits_BJI.narrow(dim, 0, 1))
+    return torch.cat([logits_BJI, orphans], dim).softmax(dim).narrow(dim, 0, logits_BJI.shape[dim])
 
 
-def _votes(u_BIK: Tensor, weight_IJDK: Tensor) -> tuple[Tensor, Tensor]:
-    """The votes as (J, B, I, D), contiguous, and memory of their size as (I, B, J·D)."""
+def _votes(u_BIK: Tensor, weight_IJDK: Tensor, scratch: Scratch) -> tuple[Tensor, Tensor]:
+    """The votes as (P, I, D), and as (I, B, J·D), contiguous; small ones are two views of the same memory."""
     (I, J, D, K), B = weight_IJDK.shape, len(u_BIK)
-    votes_IBX = torch.bmm(u_BIK.transpose(0, 1), weight_IJDK.reshape(I, J * D, K).mT)
-    return votes_IBX.view(I, B, J, D).permute(2, 1, 0, 3).contiguous(), votes_IBX
+    votes_IBX = scratch.take(I, B, J * D)
+    torch.bmm(u_BIK.transpose(0, 1), weight_IJDK.reshape(I, J * D, K).mT, out=votes_IBX)
+    votes_PID = votes_IBX.view(I, B * J, D).transpose(0, 1)
+    if votes_IBX.numel() >= COPIED and I * D >= SMALL_PRODUCT:
+        votes_PID = scratch.take(*votes_PID.shape).copy_(votes_PID)
+    return votes_PID, votes_IBX
 
 
-def _dot(rows_JBTD: Tensor, votes_JBID: Tensor) -> Tensor:
-    """The dot products (J, B, T, I) of T rows for each parent with the votes for it."""
-    (J, B, I, D), T = votes_JBID.shape, rows_JBTD.shape[2]
-    return torch.bmm(rows_JBTD.reshape(J * B, T, D), votes_JBID.view(J * B, I, D).mT).view(J, B, T, I)
-
-
-def _gather(c_JBI: Tensor, votes_JBID: Tensor) -> Tensor:
-    """Σ_i c û, (J, B, D)."""
-    J, B, I, D = votes_JBID.shape
-    if I * D < SMALL_PRODUCT:
-        return (votes_JBID * c_JBI[..., None]).sum(2)
-    return torch.bmm(c_JBI.reshape(J * B, 1, I), votes_JBID.view(J * B, I, D)).view(J, B, D)
+def _gather(c_P1I: Tensor, votes_PID: Tensor) -> Tensor:
+    """Σ_i c û, of P·D elements."""
+    P, I, D = votes_PID.shape
+    if I * D >= SMALL_PRODUCT:
+        return torch.bmm(c_P1I, votes_PID)
+    with Scratch(votes_PID) as scratch:
+        weighted_IPD = scratch.take(I, P, D)
+        return torch.mul(votes_PID.transpose(0, 1), c_P1I.permute(2, 0, 1), out=weighted_IPD).sum(0)
 
 
 # Which operand comes first decides how fast torch.bmm is, up to three times.

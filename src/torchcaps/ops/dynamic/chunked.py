@@ -21,6 +21,7 @@ from torch import Tensor
 
 from torchcaps.ops.dynamic import by_votes
 from torchcaps.ops.dynamic.by_votes import couple
+from torchcaps.ops.scratch import Scratch
 from torchcaps.ops.squash import squash, squash_backward
 
 BLOCK = 64  # examples routed together
@@ -31,16 +32,29 @@ SCRATCH_ELSEWHERE = 2**24  # what fills an accelerator
 def forward(
     u_BIK: Tensor, weight_IJDK: Tensor, bias_JD: Tensor, iterations: int, leaky: bool, couplings: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Poses (B, J, D), couplings of the last iteration (B, I, J); for the backward, each iteration's s (R, J, B, D)."""
+    """Poses (B, J, D), couplings of the last iteration (B, I, J); for the backward, each iteration's s (R, B, J, D)."""
     if by_votes.serves(u_BIK, weight_IJDK):
         return by_votes.forward(u_BIK, weight_IJDK, bias_JD, iterations, leaky, couplings)
+    with Scratch(u_BIK) as scratch:
+        return _forward_by_products(scratch, u_BIK, weight_IJDK, bias_JD, iterations, leaky, couplings)
+
+
+def _forward_by_products(
+    scratch: Scratch,
+    u_BIK: Tensor,
+    weight_IJDK: Tensor,
+    bias_JD: Tensor,
+    iterations: int,
+    leaky: bool,
+    couplings: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
     (B, I, _), (J, D) = u_BIK.shape, bias_JD.shape
     chunks = _chunks(u_BIK, J, BLOCK)
     weights_JDX = [_lay_out(weight_IJDK[chunk]) for chunk in chunks]
     poses_BJD = u_BIK.new_empty(B, J, D)
     couplings_BIJ = u_BIK.new_full((B, I, J) if couplings else (0,), 1 / (J + leaky))
     sums_RJBD = u_BIK.new_empty(iterations, J, B, D)
-    scratch = _scratch(u_BIK, J, chunks)
+    memory = _memory(scratch, u_BIK, J, chunks)
     for block in _blocks(B):
         children_BKI = [u_BIK[block, chunk].transpose(1, 2).contiguous() for chunk in chunks]
         for t in range(iterations):
@@ -53,13 +67,13 @@ def forward(
                 agreed_JBD = squash(s_JBD)
                 continue
             for chunk, u_BKI, w_JDX in zip(chunks, children_BKI, weights_JDX):
-                c_JBI = couple(_dot(_project(agreed_JBD, w_JDX, scratch), u_BKI), leaky)
-                _gather(c_JBI, u_BKI, w_JDX, s_JBD, scratch)
+                c_JBI = couple(_dot(_project(agreed_JBD, w_JDX, memory), u_BKI), leaky, 0)
+                _gather(c_JBI, u_BKI, w_JDX, s_JBD, memory)
                 if couplings and t == iterations - 1:
                     couplings_BIJ[block, chunk] = c_JBI.permute(1, 2, 0)
             agreed_JBD += squash(s_JBD)
         poses_BJD[block] = squash(sums_RJBD[-1, :, block]).transpose(0, 1)
-    return poses_BJD, couplings_BIJ, sums_RJBD
+    return poses_BJD, couplings_BIJ, sums_RJBD.transpose(1, 2).contiguous()
 
 
 def backward(
@@ -67,21 +81,25 @@ def backward(
     grad_couplings_BIJ: Tensor | None,
     u_BIK: Tensor,
     weight_IJDK: Tensor,
-    sums_RJBD: Tensor,
+    sums_RBJD: Tensor,
     leaky: bool,
     needs: Sequence[bool] = (True, True, True),
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of u (B, I, K), weight (I, J, D, K) and bias (J, D), empty where none is needed."""
-    route = by_votes.backward if by_votes.serves(u_BIK, weight_IJDK) else _backward_by_products
-    return route(grad_BJD, grad_couplings_BIJ, u_BIK, weight_IJDK, sums_RJBD, leaky, needs)
+    given = grad_BJD, grad_couplings_BIJ, u_BIK, weight_IJDK, sums_RBJD, leaky, needs
+    if by_votes.serves(u_BIK, weight_IJDK):
+        return by_votes.backward(*given)
+    with Scratch(u_BIK) as scratch:
+        return _backward_by_products(scratch, *given)
 
 
 def _backward_by_products(
+    scratch: Scratch,
     grad_BJD: Tensor,
     grad_couplings_BIJ: Tensor | None,
     u_BIK: Tensor,
     weight_IJDK: Tensor,
-    sums_RJBD: Tensor,
+    sums_RBJD: Tensor,
     leaky: bool,
     needs: Sequence[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -90,6 +108,7 @@ def _backward_by_products(
     ds_t), contracts them with u and W at once, and adds up what the next pass needs for its ds. The first iteration is
     two plain products.
     """
+    sums_RJBD = sums_RBJD.transpose(1, 2).contiguous()
     (R, J, _, D), (B, _, K) = sums_RJBD.shape, u_BIK.shape
     uniform = 1 / (J + leaky)
     chunks = _chunks(u_BIK, J, BLOCK)
@@ -98,7 +117,7 @@ def _backward_by_products(
     du_BIK = torch.empty_like(u_BIK) if needs[0] else u_BIK.new_empty(0)
     dweight_IJDK = torch.empty_like(weight_IJDK) if needs[1] else u_BIK.new_empty(0)
     dbias_JD = weight_IJDK.new_zeros(J, D)
-    scratch = _scratch(u_BIK, 2 * J, chunks)
+    memory = _memory(scratch, u_BIK, 2 * J, chunks)
     for block in _blocks(B):
         children_BKI = [u_BIK[block, chunk].transpose(1, 2).contiguous() for chunk in chunks]
         du_BKI = [torch.zeros_like(u) for u in children_BKI]
@@ -110,7 +129,7 @@ def _backward_by_products(
             pair = torch.stack([agreed[t - 1], squash_backward(sums[t], grad_JBD)], dim=1)
             dbias_JD += pair[:, 1].sum(1)
             for n, (chunk, u, w_JDX) in enumerate(zip(chunks, children_BKI, weights_JDX)):
-                wide_J2BX = _project(pair, w_JDX, scratch)
+                wide_J2BX = _project(pair, w_JDX, memory)
                 dots = _dot(wide_J2BX, u)
                 if grad_couplings_BIJ is not None and t == R - 1:
                     dots[:, 1] += grad_couplings_BIJ[block, chunk].permute(2, 0, 1)
@@ -138,10 +157,10 @@ def _backward_by_products(
     return du_BIK, dweight_IJDK, dbias_JD if needs[2] else dbias_JD.new_empty(0)
 
 
-def _project(parents_JBD: Tensor, w_JDX: Tensor, scratch: Tensor) -> Tensor:
+def _project(parents_JBD: Tensor, w_JDX: Tensor, memory: Tensor) -> Tensor:
     """Wᵀ V, each parent seen from each child: (J, B, D) or (J, 2, B, D) → (J, B, X) or (J, 2, B, X)."""
     flat = parents_JBD.flatten(1, -2)
-    wide = torch.bmm(flat, w_JDX, out=_take(scratch, (*flat.shape[:2], w_JDX.shape[2])))
+    wide = torch.bmm(flat, w_JDX, out=_take(memory, (*flat.shape[:2], w_JDX.shape[2])))
     return wide.view(*parents_JBD.shape[:-1], -1)
 
 
@@ -156,14 +175,14 @@ def _dot(wide_JBX: Tensor, u_BKI: Tensor) -> Tensor:
 
 def _couple_backward(dots: Tensor, leaky: bool) -> tuple[Tensor, Tensor]:
     """From û·V and û·ds (J, 2, B, I): the couplings again, and the gradient of the logits."""
-    c_JBI = couple(dots[:, 0], leaky)
+    c_JBI = couple(dots[:, 0], leaky, 0)
     weighted = c_JBI * dots[:, 1]
     return c_JBI, weighted.addcmul_(c_JBI, weighted.sum(0), value=-1)
 
 
-def _gather(c_JBI: Tensor, u_BKI: Tensor, w_JDX: Tensor, into_JBD: Tensor, scratch: Tensor) -> None:
+def _gather(c_JBI: Tensor, u_BKI: Tensor, w_JDX: Tensor, into_JBD: Tensor, memory: Tensor) -> None:
     """Add Σ_i c û to each parent."""
-    scaled = torch.mul(c_JBI[:, :, None], u_BKI, out=_take(scratch, (len(c_JBI), *u_BKI.shape)))
+    scaled = torch.mul(c_JBI[:, :, None], u_BKI, out=_take(memory, (len(c_JBI), *u_BKI.shape)))
     into_JBD.baddbmm_(scaled.flatten(2), w_JDX.transpose(1, 2))
 
 
@@ -173,9 +192,9 @@ def _sum_all(u_BKI: Tensor, w_JDX: Tensor) -> Tensor:
     return (u_BKI.flatten(1) @ w_JDX.view(J * D, X).T).view(-1, J, D).transpose(0, 1)
 
 
-def _take(scratch: Tensor, shape: Sequence[int]) -> Tensor:
+def _take(memory: Tensor, shape: Sequence[int]) -> Tensor:
     """The beginning of the scratch memory, in a shape."""
-    return scratch[: math.prod(shape)].view(shape)
+    return memory[: math.prod(shape)].view(shape)
 
 
 def _lay_out(weight_IJDK: Tensor) -> Tensor:
@@ -184,10 +203,10 @@ def _lay_out(weight_IJDK: Tensor) -> Tensor:
     return weight_IJDK.permute(1, 2, 3, 0).reshape(J, D, K * I).contiguous()
 
 
-def _scratch(u_BIK: Tensor, J: int, chunks: list[slice]) -> Tensor:
-    """Memory for J·B·K·I of one chunk and block, allocated once: fresh memory for every product costs page faults."""
+def _memory(scratch: Scratch, u_BIK: Tensor, J: int, chunks: list[slice]) -> Tensor:
+    """Memory for J·B·K·I of one chunk and block, for all products."""
     largest = max((chunk.stop - chunk.start for chunk in chunks), default=0)
-    return u_BIK.new_empty(J * min(len(u_BIK), BLOCK) * u_BIK.shape[2] * largest)
+    return scratch.take(J * min(len(u_BIK), BLOCK) * u_BIK.shape[2] * largest)
 
 
 def _blocks(B: int) -> Iterator[slice]:

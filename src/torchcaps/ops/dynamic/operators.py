@@ -20,7 +20,7 @@ from torchcaps.ops.squash import no_autocast
 def _forward_chunked(
     u: Tensor, weight: Tensor, bias: Optional[Tensor], iterations: int, leaky: bool, couplings: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Poses (B, J, D), couplings (B, I, J) or empty, and sums (R, J, B, D) for the backward."""
+    """Poses (B, J, D), couplings (B, I, J) or empty, and sums (R, B, J, D) for the backward."""
     dtype = torch.promote_types(u.dtype, weight.dtype)
     wide = torch.promote_types(dtype, torch.float32)
     bias = u.new_zeros(weight.shape[1:3], dtype=wide) if bias is None else bias.to(wide)
@@ -55,7 +55,7 @@ def _fake_chunked(
     (B, I, _), (J, D) = u.shape, weight.shape[1:3]
     dtype = torch.promote_types(u.dtype, weight.dtype)
     poses, coupled = u.new_empty(B, J, D, dtype=dtype), u.new_empty((B, I, J) if couplings else (0,), dtype=dtype)
-    return poses, coupled, u.new_empty(iterations, J, B, D, dtype=torch.promote_types(dtype, torch.float32))
+    return poses, coupled, u.new_empty(iterations, B, J, D, dtype=torch.promote_types(dtype, torch.float32))
 
 
 def _fake_backward_chunked(
@@ -76,7 +76,7 @@ def _gradients_chunked(
 ) -> Gradients:
     (grad, grad_couplings), (u, weight, bias), (sums,) = grads, tensors, kept
     if grad is None:  # only the couplings were used
-        grad = torch.zeros_like(sums[0].transpose(0, 1))
+        grad = torch.zeros_like(sums[0])
     _, leaky, couplings = constants
     grad_couplings = grad_couplings if couplings else None
     du, dweight, dbias = backward(grad, grad_couplings, u, weight, sums, leaky, list(needs))
@@ -146,7 +146,6 @@ def _gradients_fused(
     if grad_couplings is None or not couplings:
         du, dweight, dbias = backward(grad, u, weight, *kept, leaky, needs)
     else:  # rare: a loss on the couplings themselves
-        sums = sums.transpose(1, 2).contiguous()
         du, dweight, dbias = chunked.backward_operator(grad, grad_couplings, u, weight, sums, leaky, needs)
     return du, dweight, None if bias is None else dbias.to(bias.dtype)
 
