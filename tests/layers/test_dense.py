@@ -120,6 +120,17 @@ def test_parents_start_about_half_long(routing, iterations):
         assert 0.3 < lengths.mean() < 0.65, (I, J, K, D)
 
 
+@pytest.mark.parametrize("temperature", [0.01, 0.1, (0.02, 1.0)])
+@pytest.mark.parametrize("iterations", [2, 3])
+def test_em_parents_start_less_than_half_present(temperature, iterations):
+    torch.manual_seed(0)
+    layer = DenseCaps(24, 16, 10, 16, routing="em", inverse_temperature=temperature, iterations=iterations)
+    nothing = Capsules(torch.randn(2, 24, 16), torch.zeros(2, 24))
+    torch.testing.assert_close(layer(nothing).activation, torch.full((2, 10), 0.25), rtol=1e-3, atol=0)
+    published = DenseCaps(24, 16, 10, 16, routing="em", inverse_temperature=temperature, std=0.1)
+    assert not published.beta_a.any()
+
+
 def test_leaky_parents_start_as_long():
     torch.manual_seed(0)
     lengths = DenseCaps(200, 8, 3, 16, leaky=True)(children_of_length(0.7, 16, 200, 8)).activation

@@ -20,8 +20,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from torchcaps.ops.em.reference import STEP
+
 CHILD = 0.7  # length of the children for which parents start half a unit long
 LOGIT = 0.5  # std of the first logits of inverted attention
+PRESENT = 0.25  # activation of parents that start without evidence
 NOISE = 0.1  # of matrices that start near the identity, relative to weights that keep the size of a pose
 
 
@@ -61,6 +64,16 @@ def matrix_std(I: int, K: int, J: int, D: int, iterations: int) -> float:
     nearly equal votes for all parents couplings start nearly equal.
     """
     return NOISE / D**0.25
+
+
+def em_threshold(inverse_temperature: float, iterations: int) -> float:
+    """β_a of EM routing with which parents start PRESENT if their children say nothing.
+
+    One class of J is present, so from an activation of 1/2 a loss first pushes all parents down. Easiest to push down
+    are the children below, and children of length zero have no gradient.
+    """
+    reached = 1 - STEP**iterations
+    return math.log(PRESENT / (1 - PRESENT)) / (inverse_temperature * reached)
 
 
 def dynamic_sum(J: int, D: int, iterations: int) -> float:
