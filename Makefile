@@ -62,7 +62,7 @@ package: $(VENV)/.dev  ## Build sdist and wheel, and use the wheel in an empty e
 clean:  ## Remove what was built, but not runs
 	rm -rf $(VENV) build dist site .coverage .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 
-$(VENV)/.installed: pyproject.toml constraints.txt
+$(VENV)/.installed: pyproject.toml setup.py constraints.txt $(wildcard src/torchcaps/ops/_native*.[ch])
 	@echo "installing torchcaps into $(VENV) (a few minutes the first time)"
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "torchcaps needs Python 3.10 or newer; set PYTHON=")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -6,17 +6,23 @@ import paths
 import pytest
 import torch
 
-from torchcaps.ops import dynamic_routing
+from torchcaps.ops import dynamic_routing, native
 from torchcaps.ops.dynamic import by_votes, chunked
 
 K, D = 3, 5
 
 
-@pytest.fixture(autouse=True)
-def _many_chunks_and_no_unwritten_output(monkeypatch):
+@pytest.fixture(autouse=True, params=["compiled", "plain"])
+def _many_chunks_and_no_unwritten_output(monkeypatch, request):
+    if request.param == "plain":
+        monkeypatch.setattr(native, "_native", None)
+    elif native._native is None:
+        pytest.skip("installed without a C compiler")
+    monkeypatch.setattr(native, "LEAST", 1)  # several threads for more than one vote
     monkeypatch.setitem(chunked.SCRATCH, "cpu", 1)  # the smallest chunks there are: 16 children
     monkeypatch.setattr(by_votes, "CHUNK", 1)
-    monkeypatch.setattr(by_votes, "MAX_VOTES", 0)  # by votes only if B ≤ K
+    for limit in ("MAX_VOTES", "MAX_VOTES_OF_FEW", "MAX_VOTES_OF_ONE_THREAD"):
+        monkeypatch.setattr(by_votes, limit, 0)  # by votes only if B ≤ K
     torch.use_deterministic_algorithms(True)  # fills torch.empty with NaN
     yield
     torch.use_deterministic_algorithms(False)

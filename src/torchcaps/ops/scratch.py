@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 LEAST = 2**14  # elements of the smallest array for which this pays
-KEPT = 2**20  # of the largest
+KEPT = 2**22  # of the largest
 MOST = 4
 
 

@@ -49,7 +49,8 @@ def at_least_float32(x: Tensor) -> Tensor:
 def no_autocast(x: Tensor) -> AbstractContextManager[Any]:
     """Disable autocast inside the block: products keep the precision of their factors."""
     # Tensors on "meta" have no autocast. torch.amp.is_autocast_available would say so, but breaks graphs in torch 2.11.
-    return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
+    enabled = not x.is_meta and torch.is_autocast_enabled(x.device.type)
+    return torch.autocast(x.device.type, enabled=False) if enabled else nullcontext()
 
 
 def autocast_dtype(x: Tensor) -> torch.dtype | None:

@@ -17,13 +17,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from torchcaps.ops import native
 from torchcaps.ops.scratch import Scratch
 from torchcaps.ops.squash import RANGE
 
 MAX_VOTES = 2**17  # of a batch larger than K
 FEW, MAX_VOTES_OF_FEW = 64, 2**20  # the same for few children, of which `chunked` would make narrow products
+MAX_VOTES_OF_ONE_THREAD = 2**23  # the same for compiled code, while `chunked` has no further threads for its products
+MAX_VALUES = 8  # of children, up to which compiled code makes the votes of one example faster than torch.bmm
 SMALL_PRODUCT = 400  # multiplications; for fewer, torch.bmm has a plain loop, slow if its rows are not contiguous
-CACHED = 2**20  # elements that stay in a CPU's cache
+CACHED = 2**18  # elements that stay in a CPU's cache
 COPIED = 2**15  # votes from which on a copy that products read in order is worth its time
 CHUNK = 2**18  # votes that are read twice in a row
 
@@ -31,8 +34,11 @@ CHUNK = 2**18  # votes that are read twice in a row
 def serves(u_BIK: Tensor, weight_IJDK: Tensor) -> bool:
     """Whether the votes are no larger than the weight, or small."""
     (I, J, D, K), B = weight_IJDK.shape, len(u_BIK)
-    most = MAX_VOTES_OF_FEW if I <= FEW else MAX_VOTES
-    return B <= K or most >= B * I * J * D
+    votes, most = B * I * J * D, MAX_VOTES_OF_FEW if I <= FEW else MAX_VOTES
+    if B <= K or votes <= most:
+        return True
+    alone = torch.get_num_threads() == 1 and native.serves(u_BIK, weight_IJDK)
+    return alone and votes <= MAX_VOTES_OF_ONE_THREAD
 
 
 def forward(
@@ -40,6 +46,9 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As `chunked.forward`."""
     with Scratch(u_BIK) as scratch:
+        if native.serves(u_BIK, weight_IJDK, bias_JD):
+            votes_IBX = _votes_in_rows(u_BIK, weight_IJDK, scratch)
+            return native.route_votes(votes_IBX, bias_JD, iterations, leaky, couplings)
         return _forward(scratch, u_BIK, weight_IJDK, bias_JD, iterations, leaky, couplings)
 
 
@@ -86,7 +95,30 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As `chunked.backward`."""
     with Scratch(u_BIK) as scratch:
+        if native.serves(u_BIK, weight_IJDK, sums_RBJD):
+            return _backward_native(scratch, grad_BJD, grad_couplings_BIJ, u_BIK, weight_IJDK, sums_RBJD, leaky, needs)
         return _backward(scratch, grad_BJD, grad_couplings_BIJ, u_BIK, weight_IJDK, sums_RBJD, leaky, needs)
+
+
+def _backward_native(
+    scratch: Scratch,
+    grad_BJD: Tensor,
+    grad_couplings_BIJ: Tensor | None,
+    u_BIK: Tensor,
+    weight_IJDK: Tensor,
+    sums_RBJD: Tensor,
+    leaky: bool,
+    needs: Sequence[bool],
+) -> tuple[Tensor, Tensor, Tensor]:
+    dvotes_IBX = _votes_in_rows(u_BIK, weight_IJDK, scratch)
+    dbias_JD = native.route_votes_backward(dvotes_IBX, sums_RBJD, grad_BJD, grad_couplings_BIJ, leaky)
+    du_BIK = torch.empty_like(u_BIK) if needs[0] else u_BIK.new_empty(0)
+    dweight_IJDK = weight_IJDK.new_empty(weight_IJDK.shape if needs[1] else (0,))
+    if needs[0]:
+        _differentiate_children(dvotes_IBX, weight_IJDK, du_BIK)
+    if needs[1]:
+        _differentiate_weight(dvotes_IBX, u_BIK, dweight_IJDK)
+    return du_BIK, dweight_IJDK, dbias_JD if needs[2] else u_BIK.new_empty(0)
 
 
 def _backward(
@@ -158,13 +190,21 @@ def couple(logits_BJI: Tensor, leaky: bool, dim: int = 1) -> Tensor:
 
 def _votes(u_BIK: Tensor, weight_IJDK: Tensor, scratch: Scratch) -> tuple[Tensor, Tensor]:
     """The votes as (P, I, D), and as (I, B, J·D), contiguous; small ones are two views of the same memory."""
-    (I, J, D, K), B = weight_IJDK.shape, len(u_BIK)
-    votes_IBX = scratch.take(I, B, J * D)
-    torch.bmm(u_BIK.transpose(0, 1), weight_IJDK.reshape(I, J * D, K).mT, out=votes_IBX)
+    (I, J, D, _), B = weight_IJDK.shape, len(u_BIK)
+    votes_IBX = _votes_in_rows(u_BIK, weight_IJDK, scratch)
     votes_PID = votes_IBX.view(I, B * J, D).transpose(0, 1)
     if votes_IBX.numel() >= COPIED and I * D >= SMALL_PRODUCT:
         votes_PID = scratch.take(*votes_PID.shape).copy_(votes_PID)
     return votes_PID, votes_IBX
+
+
+def _votes_in_rows(u_BIK: Tensor, weight_IJDK: Tensor, scratch: Scratch) -> Tensor:
+    """The votes as (I, B, J·D), contiguous."""
+    (I, J, D, K), B = weight_IJDK.shape, len(u_BIK)
+    votes_IBX = scratch.take(I, B, J * D)
+    if B == 1 and K <= MAX_VALUES and native.serves(u_BIK, weight_IJDK):
+        return native.make_votes(u_BIK, weight_IJDK, votes_IBX)
+    return torch.bmm(u_BIK.transpose(0, 1), weight_IJDK.reshape(I, J * D, K).mT, out=votes_IBX)
 
 
 def _gather(c_P1I: Tensor, votes_PID: Tensor) -> Tensor:
@@ -190,11 +230,14 @@ def _differentiate_children(dvotes_IBX: Tensor, weight_IJDK: Tensor, du_BIK: Ten
 def _differentiate_weight(dvotes_IBX: Tensor, u_BIK: Tensor, dweight_IJDK: Tensor) -> None:
     """Write the gradient of the weight, contiguous, from that of the votes."""
     I, J, D, K = dweight_IJDK.shape
-    dweight_IXK = dweight_IJDK.view(I, J * D, K)
-    if len(u_BIK) == 1 or dweight_IJDK.numel() > CACHED:
-        torch.bmm(dvotes_IBX.mT, u_BIK.transpose(0, 1), out=dweight_IXK)
-    else:
-        dweight_IXK.copy_(torch.bmm(u_BIK.permute(1, 2, 0), dvotes_IBX).mT)
+    dweight_IXK, u_IKB = dweight_IJDK.view(I, J * D, K), u_BIK.permute(1, 2, 0)
+    if len(u_BIK) == 1:
+        torch.bmm(dvotes_IBX.mT, u_IKB.mT, out=dweight_IXK)
+        return
+    size = max(1, CACHED // max(1, J * D * K))
+    for start in range(0, I, size):
+        chunk = slice(start, start + size)
+        dweight_IXK[chunk] = torch.bmm(u_IKB[chunk], dvotes_IBX[chunk]).mT
 
 
 def _squash(x: Tensor) -> Tensor:
