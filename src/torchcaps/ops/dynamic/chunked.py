@@ -86,11 +86,11 @@ def backward(
     needs: Sequence[bool] = (True, True, True),
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of u (B, I, K), weight (I, J, D, K) and bias (J, D), empty where none is needed."""
-    given = grad_BJD, grad_couplings_BIJ, u_BIK, weight_IJDK, sums_RBJD, leaky, needs
     if by_votes.serves(u_BIK, weight_IJDK):
-        return by_votes.backward(*given)
+        return by_votes.backward(grad_BJD, grad_couplings_BIJ, u_BIK, weight_IJDK, sums_RBJD, leaky, needs)
+    sums_RJBD = sums_RBJD.transpose(1, 2).contiguous()
     with Scratch(u_BIK) as scratch:
-        return _backward_by_products(scratch, *given)
+        return _backward_by_products(scratch, grad_BJD, grad_couplings_BIJ, u_BIK, weight_IJDK, sums_RJBD, leaky, needs)
 
 
 def _backward_by_products(
@@ -99,7 +99,7 @@ def _backward_by_products(
     grad_couplings_BIJ: Tensor | None,
     u_BIK: Tensor,
     weight_IJDK: Tensor,
-    sums_RBJD: Tensor,
+    sums_RJBD: Tensor,
     leaky: bool,
     needs: Sequence[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -108,7 +108,6 @@ def _backward_by_products(
     ds_t), contracts them with u and W at once, and adds up what the next pass needs for its ds. The first iteration is
     two plain products.
     """
-    sums_RJBD = sums_RBJD.transpose(1, 2).contiguous()
     (R, J, _, D), (B, _, K) = sums_RJBD.shape, u_BIK.shape
     uniform = 1 / (J + leaky)
     chunks = _chunks(u_BIK, J, BLOCK)
@@ -133,8 +132,7 @@ def _backward_by_products(
                 dots = _dot(wide_J2BX, u)
                 if grad_couplings_BIJ is not None and t == R - 1:
                     dots[:, 1] += grad_couplings_BIJ[block, chunk].permute(2, 0, 1)
-                c_JBI, dlogits_JBI = _couple_backward(dots, leaky)
-                shares = torch.stack([dlogits_JBI, c_JBI], dim=1)[:, :, :, None]
+                shares = _couple_backward(dots, leaky)[:, :, :, None]
                 wide = wide_J2BX.view(J, 2, *u.shape)
                 if needs[0]:
                     du_BKI[n] += wide.mul_(shares).sum((0, 1))
@@ -173,11 +171,11 @@ def _dot(wide_JBX: Tensor, u_BKI: Tensor) -> Tensor:
     return agreement
 
 
-def _couple_backward(dots: Tensor, leaky: bool) -> tuple[Tensor, Tensor]:
-    """From û·V and û·ds (J, 2, B, I): the couplings again, and the gradient of the logits."""
+def _couple_backward(dots: Tensor, leaky: bool) -> Tensor:
+    """From û·V and û·ds (J, 2, B, I): the gradient of the logits, and the couplings again."""
     c_JBI = couple(dots[:, 0], leaky, 0)
     weighted = c_JBI * dots[:, 1]
-    return c_JBI, weighted.addcmul_(c_JBI, weighted.sum(0), value=-1)
+    return torch.stack([weighted.addcmul_(c_JBI, weighted.sum(0), value=-1), c_JBI], dim=1)
 
 
 def _gather(c_JBI: Tensor, u_BKI: Tensor, w_JDX: Tensor, into_JBD: Tensor, memory: Tensor) -> None:
