@@ -109,6 +109,7 @@ def test_cifar10_is_downloaded_when_absent(tmp_path, monkeypatch):
         ({"source": "axons", "path": "somewhere"}, "axons are drawn"),
         ({"source": "axons", "test": "last:6"}, "axons are drawn"),
         ({"source": "axons", "image_size": (16, 24)}, "drawn as squares"),
+        ({"source": "shapes", "path": "somewhere"}, "shapes are drawn"),
         ({"source": "pairs"}, "needs path="),
         ({"source": "pairs", "path": ".", "image_size": 32}, "keep their size"),
         ({"source": "isbi2012"}, "register at the ISBI 2012 challenge"),
@@ -120,7 +121,8 @@ def test_a_mistake_is_answered_with_what_to_do(arguments, message):
 
 
 def test_the_sources_are_those_that_recipes_name():
-    made = {"multimnist", "multimnist-shift6", "mnist-expanded", "affnist-like", "affnist"}
+    made = {"shapes", "shapes-turned", "faces", "faces-turned"}
+    made |= {"multimnist", "multimnist-shift6", "mnist-expanded", "affnist-like", "affnist"}
     made |= {"smallnorb"} | {f"smallnorb-{by}{kind}" for by in ("azimuth", "elevation") for kind in ("", "-familiar")}
     assert set(SOURCES) == {"digits", "mnist", "fashion-mnist", "cifar10", "folder"} | made
 

@@ -3,6 +3,10 @@
 from torchcaps.data.augment import augment, centre_crop
 from torchcaps.data.dataset import Dataset, Examples, Splits, class_weights
 from torchcaps.data.datasets.axons import AxonParameters, draw_axons
+from torchcaps.data.datasets.shapes.objects import Objects
+from torchcaps.data.datasets.shapes.parameters import ShapeParameters
+from torchcaps.data.datasets.shapes.scenes import Scenes, draw_shapes
+from torchcaps.data.datasets.shapes.sets import frozen_set, shapes_splits
 from torchcaps.data.download import dataset_folder
 from torchcaps.data.formats.idx import read_idx
 from torchcaps.data.images import load_image
@@ -31,7 +35,10 @@ __all__ = [
     "Dataset",
     "DeviceLoader",
     "Examples",
+    "Objects",
+    "Scenes",
     "SegmentationDataset",
+    "ShapeParameters",
     "Splits",
     "augment",
     "batches",
@@ -39,8 +46,10 @@ __all__ = [
     "class_weights",
     "dataset_folder",
     "draw_axons",
+    "draw_shapes",
     "epoch_order",
     "epoch_size",
+    "frozen_set",
     "load_data",
     "load_image",
     "load_mask_folder",
@@ -52,6 +61,7 @@ __all__ = [
     "read_mask_folder",
     "read_picture",
     "register_data",
+    "shapes_splits",
     "split_segmentation",
     "tiles",
 ]

@@ -14,6 +14,7 @@ from torchcaps.data.dataset import Dataset, Splits
 from torchcaps.data.datasets.affnist import affnist_like_splits, affnist_splits, expanded_splits
 from torchcaps.data.datasets.cifar import find_cifar10, read_cifar10
 from torchcaps.data.datasets.multimnist import MARGIN, multimnist_splits
+from torchcaps.data.datasets.shapes.sets import shapes_splits
 from torchcaps.data.datasets.smallnorb import SIDE, VALIDATION_TOY, smallnorb_splits
 from torchcaps.data.download import REMOTES, dataset_folder, fetch
 from torchcaps.data.folder import load_folder
@@ -179,6 +180,17 @@ def _cifar10(path: Path | None, size: Size, channels: int | None, options: Split
     return _prepare("cifar10", train, test, size, channels, options)
 
 
+def _shapes(
+    test: str, wholes: tuple[str, ...], path: Path | None, size: Size, channels: int | None, options: SplitOptions
+) -> Splits:
+    """Draw single shapes, 32×32, within 15 degrees of upright for training; testing is on a frozen set."""
+    if path is not None:
+        raise UserError("shapes are drawn and have no path: omit path")
+    drawn = shapes_splits(test, wholes=wholes)
+    train, validation, tested = split_dataset(drawn.train, None, drawn.test, options)
+    return convert_splits(replace(drawn, train=train, validation=validation, test=tested), size, channels)
+
+
 def _folder(path: Path | None, size: Size, channels: int | None, options: SplitOptions) -> Splits:
     if path is None:
         raise UserError("source='folder' needs path=, the folder of images (or a .csv file)")
@@ -200,6 +212,10 @@ _KNOWN: dict[str, Callable[[Path | None, Size, int | None, SplitOptions], Splits
     "smallnorb-elevation": partial(_smallnorb, "elevation", False),
     "smallnorb-elevation-familiar": partial(_smallnorb, "elevation", True),
     "cifar10": _cifar10,
+    "shapes": partial(_shapes, "upright", ("boat", "house")),
+    "shapes-turned": partial(_shapes, "turned", ("boat", "house")),
+    "faces": partial(_shapes, "faces", ("face", "sad face")),
+    "faces-turned": partial(_shapes, "faces-turned", ("face", "sad face")),
     "folder": _folder,
 }
 SOURCES = Registry("data set", "register_data", _KNOWN)
