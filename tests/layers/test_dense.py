@@ -112,44 +112,33 @@ SQUASHED = sorted(name for name, routing in ROUTINGS.items() if routing.squashed
 @pytest.mark.parametrize("routing", SQUASHED)
 @pytest.mark.parametrize("iterations", [1, 3])
 def test_parents_start_about_half_long(routing, iterations):
-    """For any number of children, unless the logits of few children would already choose among many parents."""
+    """And shorter where far fewer children than parents already choose among them."""
     torch.manual_seed(0)
-    for I, J, K, D in product((24, 200), (2, 10, 30), (4, 16), (4, 8, 32)):
+    for I, J, K, D in product((16, 128, 1152), (2, 10, 30, 100), (4, 16), (4, 8, 16, 32)):
+        if I * J * K * D > 5e6:
+            continue
         layer = DenseCaps(I, K, J, D, routing=routing, iterations=iterations)
-        lengths = layer(children_of_length(0.7, 16, I, K)).activation
-        assert 0.3 < lengths.mean() < 0.65, (I, J, K, D)
+        lengths = layer(children_of_length(0.7, 8, I, K)).activation
+        assert (0.3 if 2 * I >= J else 0.1) < lengths.mean() < 0.65, (I, J, K, D)
 
 
-@pytest.mark.parametrize("temperature", [0.01, 0.1, (0.02, 1.0)])
-@pytest.mark.parametrize("iterations", [2, 3])
-def test_em_parents_start_less_than_half_present(temperature, iterations):
+@pytest.mark.parametrize(("I", "J", "expected"), [(16, 10, 0.03), (40, 10, 0.03), (128, 10, 0.12 * 10 / 128)])
+def test_the_usual_inverse_temperature_follows_from_the_children_of_each_parent(I, J, expected):
+    children = Capsules(torch.randn(2, I, 4), torch.rand(2, I))
     torch.manual_seed(0)
-    layer = DenseCaps(24, 16, 10, 16, routing="em", inverse_temperature=temperature, iterations=iterations)
-    nothing = Capsules(torch.randn(2, 24, 16), torch.zeros(2, 24))
-    torch.testing.assert_close(layer(nothing).activation, torch.full((2, 10), 0.25), rtol=1e-3, atol=0)
-    published = DenseCaps(24, 16, 10, 16, routing="em", inverse_temperature=temperature, std=0.1)
-    assert not published.beta_a.any()
-
-
-def test_leaky_parents_start_as_long():
+    usual = DenseCaps(I, 4, J, 4, routing="em")
     torch.manual_seed(0)
-    lengths = DenseCaps(200, 8, 3, 16, leaky=True)(children_of_length(0.7, 16, 200, 8)).activation
-    assert 0.3 < lengths.mean() < 0.65
+    given = DenseCaps(I, 4, J, 4, routing="em", inverse_temperature=expected)
+    assert torch.equal(usual(children).activation, given(children).activation)
 
 
-def test_the_initial_weight_can_be_chosen():
-    weight = DenseCaps(100, 16, 10, 16, routing="em", std=0.3).weight
-    assert weight.mean().abs() < 0.01
-    assert 0.25 < weight.std() < 0.28  # truncated
-
-
-def test_maps_are_read_by_type_row_and_column():
-    layer = DenseCaps(2 * 3 * 4, 5, 3, 6, routing="dynamic")
-    maps = torch.randn(2, 2, 5, 3, 4)
-    listed = torch.stack([maps[:, t, :, y, x] for t in range(2) for y in range(3) for x in range(4)], 1)
-    assert torch.equal(layer(maps).pose, layer(listed).pose)
-    with pytest.raises(ValueError, match=r"expected a pose of shape \(B, 24, 5\), got \(2, 2, 5, 3, 3\)"):
-        layer(maps[..., :3])
+def test_em_parents_start_undecided():
+    """However many children and parents: then activations have a gradient."""
+    for I, J, length in product((16, 128, 1152), (2, 10, 100), (0.5, 1.0)):
+        children = children_of_length(length, 4, I, 16)
+        activation = DenseCaps(I, 16, J, 16, routing="em")(children).activation
+        assert activation.min() > 0.4, (I, J, length)
+        assert activation.max() < 0.7, (I, J, length)
 
 
 @pytest.mark.parametrize("routing", SQUASHED)

@@ -74,7 +74,7 @@ def test_class_capsules_give_couplings_when_asked():
 def test_the_inverse_temperature_is_kept_with_the_weights():
     layer = ClassCaps(3, 5, size=2, inverse_temperature=0.01)
     layer.inverse_temperature.fill_(5.0)
-    again = ClassCaps(3, 5, size=2)
+    again = ClassCaps(3, 5, size=2, inverse_temperature=0.02)
     before = again(maps()).activation
     again.load_state_dict(layer.state_dict())
     assert float(again.inverse_temperature) == 5
@@ -112,8 +112,16 @@ def test_any_module_with_em_layers_can_anneal(make):
 
 
 def test_one_default_temperature_everywhere():
-    layers = DenseCaps(6, 4, 3, 4, routing="em"), MatrixConvCaps2d(3, 4), ClassCaps(3, 5)
-    assert {round(float(layer.inverse_temperature), 6) for layer in layers} == {0.01}
+    """It follows from all children and all parents, at every position: here 90 and 5, 90 and 4·5·4."""
+    for make, expected in (
+        (lambda **k: ClassCaps(3, 5, 2, **k), 0.12 * 5 / 90),
+        (lambda **k: MatrixConvCaps2d(3, 5, 2, kernel=2, **k), 0.03),
+        (lambda **k: MatrixConvCaps2d(3, 5, 2, kernel=5, **k), 0.12 * 5 * 2 / 90),
+    ):
+        layer = make()
+        again = make(inverse_temperature=expected)
+        again.load_state_dict({**layer.state_dict(), "inverse_temperature": again.inverse_temperature})
+        torch.testing.assert_close(layer(maps()).activation, again(maps()).activation, rtol=0, atol=0)
 
 
 def test_epsilon_and_floor_reach_the_routing():

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from torchcaps.errors import UserError
 
-INVERSE_TEMPERATURE = 0.01  # default of all layers with EM routing
 EPSILON = 1e-12  # their default of `em_routing`'s epsilon, far below every sum of weights that matters
 
 
@@ -17,20 +16,24 @@ class Tempered(nn.Module):
     """Base of layers that can route by EM.
 
     Attributes:
-        inverse_temperature: how sharp activations are; a tensor () if it is saved with the weights.
+        inverse_temperature: how sharp activations are; a tensor () if it is saved with the weights, None if it follows
+            from the numbers of children and parents, see `em_routing`.
         schedule: the inverse temperature at the start and at the end of training; None if it is constant.
     """
 
-    inverse_temperature: Tensor | float
+    inverse_temperature: Tensor | float | None
     schedule: tuple[float, float] | None = None
 
-    def set_inverse_temperature(self, value: float | Sequence[float], *, saved: bool) -> None:
+    def set_inverse_temperature(self, value: float | Sequence[float] | None, *, saved: bool) -> None:
         """Set a constant, or the values at the start and at the end of training.
 
         Args:
-            value: one number, or two.
+            value: one number, or two; None for the default of `em_routing`.
             saved: save a constant with the weights, as a scheduled one always is.
         """
+        if value is None:
+            self.inverse_temperature = None
+            return
         numbers = [*value] if isinstance(value, Sequence) else [value]
         if len(numbers) not in (1, 2) or not all(isinstance(each, (int, float)) and each > 0 for each in numbers):
             raise UserError(

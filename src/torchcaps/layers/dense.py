@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules, as_capsules
 from torchcaps.errors import UserError, did_you_mean
-from torchcaps.layers.annealing import EPSILON, INVERSE_TEMPERATURE, Tempered
+from torchcaps.layers.annealing import EPSILON, Tempered
 from torchcaps.layers.bridges import flatten_maps
-from torchcaps.layers.initial import em_threshold
 from torchcaps.layers.routings import ROUTINGS, Routing
 from torchcaps.ops.em.reference import FLOOR
 
@@ -36,9 +35,9 @@ class DenseCaps(Tempered):
         bias: learn a bias (J, D) inside routing, 0.1 at first, as in the authors' code.
         leaky: let a child that fits no parent keep part of its coupling.
         std: of the initial weight. By default parents of children 0.7 long start about a half long, after all
-            iterations; with EM, matrices start near the identity and activations near 1/4 (layers/initial.py).
-        inverse_temperature: of EM routing: how sharp activations are, 0.01 by default; or two numbers for the start and
-            the end of training, see `anneal`.
+            iterations; with EM, matrices start near the identity (layers/initial.py).
+        inverse_temperature: of EM routing: how sharp activations are; or two numbers for the start and the end of
+            training, see `anneal`. The default follows from I and J, see `em_routing`.
         epsilon: of EM routing, added to sums of weights; 1e-12 by default.
         floor: of EM routing, added to variances; 1e-4 by default.
     """
@@ -84,8 +83,6 @@ class DenseCaps(Tempered):
         self._set_constants(kind, inverse_temperature, epsilon, floor)
         self.bias = nn.Parameter(torch.full((out_capsules, out_dim), 0.1)) if bias else None
         learned = kind.learns(in_capsules, out_capsules, out_dim)
-        if kind.tempered and std is None and "beta_a" in learned:
-            learned["beta_a"].fill_(em_threshold(float(self.inverse_temperature), iterations))
         for name, values in learned.items():
             self.register_parameter(name, nn.Parameter(values))
         self._names = ("weight", *(["bias"] if bias else []), *learned)
@@ -113,9 +110,7 @@ class DenseCaps(Tempered):
                     f"DenseCaps: {self.routing} routing has no inverse_temperature, epsilon or floor: omit them"
                 )
             return
-        self.set_inverse_temperature(
-            INVERSE_TEMPERATURE if inverse_temperature is None else inverse_temperature, saved=False
-        )
+        self.set_inverse_temperature(inverse_temperature, saved=False)
         self.epsilon = EPSILON if epsilon is None else epsilon
         self.floor = FLOOR if floor is None else floor
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules, as_capsules
 from torchcaps.errors import UserError
-from torchcaps.layers.annealing import EPSILON, INVERSE_TEMPERATURE, Tempered
+from torchcaps.layers.annealing import EPSILON, Tempered
 from torchcaps.layers.initial import matrix_std
 from torchcaps.ops import em_routing, em_routing_conv
 from torchcaps.ops.em.reference import FLOOR
@@ -42,7 +42,7 @@ class MatrixPrimaryCaps(nn.Module):
 class _EMRouted(Tempered):
     """Base of layers with EM routing: matrices, the two costs of a parent, and what `Tempered` has.
 
-    The inverse temperature is saved with the weights.
+    An inverse temperature that is given is saved with the weights.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class _EMRouted(Tempered):
         parents: int,
         size: int,
         iterations: int,
-        inverse_temperature: float | Sequence[float],
+        inverse_temperature: float | Sequence[float] | None,
         epsilon: float,
         floor: float,
         std: float | None,
@@ -98,7 +98,7 @@ class MatrixConvCaps2d(_EMRouted):
         stride: of the window; there is no padding.
         iterations: number of EM iterations.
         inverse_temperature: how sharp activations are; or two numbers for the start and the end of training, see
-            `anneal`.
+            `anneal`. The default follows from the numbers of children and parents, see `em_routing`.
         epsilon: added to sums of weights, see `em_routing`.
         floor: added to variances.
         std: of the initial weight, which is then random; by default matrices start near the identity
@@ -114,7 +114,7 @@ class MatrixConvCaps2d(_EMRouted):
         stride: int = 1,
         *,
         iterations: int = 3,
-        inverse_temperature: float | Sequence[float] = INVERSE_TEMPERATURE,
+        inverse_temperature: float | Sequence[float] | None = None,
         epsilon: float = EPSILON,
         floor: float = FLOOR,
         std: float | None = None,
@@ -159,7 +159,7 @@ class ClassCaps(_EMRouted):
         size: P.
         iterations: number of EM iterations.
         inverse_temperature: how sharp activations are; or two numbers for the start and the end of training, see
-            `anneal`.
+            `anneal`. The default follows from the numbers of children and parents, see `em_routing`.
         epsilon: added to sums of weights, see `em_routing`.
         floor: added to variances.
         std: of the initial weight, which is then random; by default matrices start near the identity
@@ -173,7 +173,7 @@ class ClassCaps(_EMRouted):
         size: int = 4,
         *,
         iterations: int = 3,
-        inverse_temperature: float | Sequence[float] = INVERSE_TEMPERATURE,
+        inverse_temperature: float | Sequence[float] | None = None,
         epsilon: float = EPSILON,
         floor: float = FLOOR,
         std: float | None = None,

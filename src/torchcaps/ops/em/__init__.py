@@ -17,6 +17,7 @@ from torchcaps.ops.result import Routed
 from torchcaps.ops.squash import no_autocast
 
 TINIEST = 1e-20  # of epsilon and floor: float32 can still hold what is divided by them
+MOST, SHARE = 0.03, 0.12  # the usual inverse temperature, and that times children for each parent, are at most these
 
 
 def em_routing(
@@ -27,7 +28,7 @@ def em_routing(
     beta_a: Tensor,
     iterations: int = 3,
     *,
-    inverse_temperature: float | Tensor = 0.01,
+    inverse_temperature: float | Tensor | None = None,
     epsilon: float = LEAST,
     floor: float = FLOOR,
     offset: Tensor | None = None,
@@ -42,7 +43,8 @@ def em_routing(
         beta_u: (J,) cost of explaining a child badly.
         beta_a: (J,) gain of being active.
         iterations: number of EM iterations, at least 1.
-        inverse_temperature: how sharp activations are; gets no gradient.
+        inverse_temperature: how sharp activations are; gets no gradient. By default 0.03, or 0.12 · J/I where that is
+            less: the cost of a parent grows with the number of its children, and activations must not saturate.
         epsilon: added to the sum of a parent's weights. It draws parents of little weight to zero: make it smaller
             where few children share many parents.
         floor: added to variances, in the squared unit of poses.
@@ -74,7 +76,7 @@ def em_routing_conv(
     iterations: int = 3,
     *,
     stride: int = 1,
-    inverse_temperature: float | Tensor = 0.01,
+    inverse_temperature: float | Tensor | None = None,
     epsilon: float = LEAST,
     floor: float = FLOOR,
 ) -> Routed:
@@ -90,7 +92,8 @@ def em_routing_conv(
         beta_a: (J,) gain of being active.
         iterations: number of EM iterations, at least 1.
         stride: of the windows; there is no padding.
-        inverse_temperature: how sharp activations are; gets no gradient.
+        inverse_temperature: how sharp activations are; gets no gradient. By default as for `em_routing`, with I
+            children and J parents at all positions together.
         epsilon: added to the sum of a parent's weights, see `em_routing`.
         floor: added to variances.
 
@@ -127,7 +130,7 @@ def _route(
     beta_u: Tensor,
     beta_a: Tensor,
     iterations: int,
-    inverse_temperature: float | Tensor,
+    inverse_temperature: float | Tensor | None,
     epsilon: float,
     floor: float,
     offset: Tensor | None,
@@ -146,6 +149,8 @@ def _route(
         size = weight.shape[-1]
         limit = None if size in (1, 2, 4) else f"poses are {size}×{size}, not 1×1, 2×2 or 4×4"
         backend = choose("EM routing", pose_, weight_, limit=limit)
+        if inverse_temperature is None:
+            inverse_temperature = usual_inverse_temperature(pose.shape[1], len(reach.child) * weight.shape[1])
         if isinstance(inverse_temperature, Tensor):
             temperature = inverse_temperature.to(pose.device, wide)
         else:  # filled on the device: nothing is copied to it while a CUDA graph is recorded
@@ -154,6 +159,15 @@ def _route(
         inputs = pose_, activation_, weight_, u_, a_, temperature, *reach, offset_
         poses, activations, shares = route(*inputs, iterations, couplings, backend == "fused", epsilon, floor)
     return poses.to(torch.promote_types(pose.dtype, weight.dtype)), activations, shares
+
+
+def usual_inverse_temperature(children: int, parents: int) -> float:
+    """The default of `em_routing`, chosen by training stacks of layers (benchmarks/stacks.py).
+
+    A parent's cost is a sum over its share of the children, so with one value for all layers those of many children
+    start saturated, and those of few hardly react.
+    """
+    return min(MOST, SHARE * parents / max(children, 1))
 
 
 def _check(
