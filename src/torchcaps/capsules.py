@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from torchcaps.checks import check_floats
+
 PRESENT = 0.5  # with several classes in an image, a class counts as found from this length on
 
 
@@ -62,17 +64,24 @@ pytree.register_pytree_node(
 )
 
 
-def as_capsules(value: Capsules | Tensor | tuple[Tensor, Tensor | None]) -> Capsules:
-    """Accept a plain pose tensor, or a pair of pose and activation, wherever capsules are expected."""
-    if isinstance(value, Capsules):
-        return value
+def as_capsules(value: Capsules | Tensor | tuple[Tensor, Tensor | None], name: str = "capsules") -> Capsules:
+    """Accept a plain pose tensor, or a pair of pose and activation, wherever capsules are expected.
+
+    Args:
+        value: raises a TypeError if it is something else, or holds integers.
+        name: of the layer, for the message.
+    """
     if isinstance(value, tuple):  # checkpointing with use_reentrant=True turns capsules into a plain one
-        return Capsules(*value)
-    if not isinstance(value, Tensor):
+        capsules = value if isinstance(value, Capsules) else Capsules(*value)
+    elif isinstance(value, Tensor):
+        capsules = Capsules(value)
+    else:
         raise TypeError(
-            f"expected Capsules or a tensor of poses, got {type(value).__name__}; convert arrays with torch.as_tensor"
+            f"{name}: expected Capsules or a tensor of poses, got {type(value).__name__}; convert arrays with "
+            "torch.as_tensor"
         )
-    return Capsules(value)
+    check_floats(name, poses=capsules[0], activation=capsules[1] if len(capsules) > 1 else None)
+    return capsules
 
 
 def length(pose: Tensor, dim: int = -1) -> Tensor:

@@ -27,7 +27,7 @@ def concurrent(layers: Iterable[nn.Module], children: Capsules | Tensor, iterati
         The capsules of the last layer, pose (B, J, D).
     """
     stack = _checked(layers, iterations)
-    children_BIK = as_capsules(children).pose
+    children_BIK = as_capsules(children, "concurrent").pose
     poses: list[Tensor] = []
     for layer in stack:
         poses.append(layer(poses[-1] if poses else children_BIK, iterations=1).pose)

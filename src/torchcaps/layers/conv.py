@@ -74,14 +74,15 @@ class _Local(nn.Module):
         Returns:
             pose (B, J, E, Y, X); with return_couplings a tuple of that and the couplings (B, T, J, Y, X).
         """
-        pose = as_capsules(children).pose
+        children = as_capsules(children, type(self).__name__)
+        pose = children.pose
         if pose.ndim != 5 or pose.shape[1:3] != (self.in_types, self.in_dim):
             raise ValueError(
                 f"{type(self).__name__}({self.extra_repr()}): expected a pose of shape "
                 f"(B, {self.in_types}, {self.in_dim}, H, W), got {tuple(pose.shape)}"
                 f"{HINT if pose.ndim == 3 else ''}"
             )
-        pose = as_vectors(as_capsules(children)).pose
+        pose = as_vectors(children).pose
         bias = self.weight.new_zeros(self.out_types, self.out_dim) if self.bias is None else self.bias
         iterations = 1 if self.routing == "uniform" else self.iterations
         routed = local_routing(pose, self.weight, bias, iterations, self.window, return_couplings=return_couplings)

@@ -27,7 +27,7 @@ def mask_capsules(capsules: Capsules | Tensor, targets: Tensor | None = None) ->
     Returns:
         (B, J, D).
     """
-    capsules = as_capsules(capsules)
+    capsules = as_capsules(capsules, "mask_capsules")
     J = capsules.pose.shape[1]
     if targets is None:
         targets = capsules.activation.argmax(-1)

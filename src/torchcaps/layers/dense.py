@@ -128,7 +128,7 @@ class DenseCaps(Tempered):
         Returns:
             pose (B, J, D); with return_couplings a tuple of that and the couplings (B, I, J).
         """
-        children = as_capsules(children)
+        children = as_capsules(children, "DenseCaps")
         given = tuple(children.pose.shape)
         children = flatten_maps(children)
         u = children.pose

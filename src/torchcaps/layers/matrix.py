@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules, as_capsules
+from torchcaps.checks import check_floats
 from torchcaps.errors import UserError
 from torchcaps.layers.annealing import EPSILON, Tempered
 from torchcaps.layers.initial import matrix_std
@@ -35,6 +36,7 @@ class MatrixPrimaryCaps(nn.Module):
 
     def forward(self, features: Tensor) -> Capsules:
         """Map (B, in_channels, H, W) to pose (B, T, P·P, H, W) and activation (B, T, H, W)."""
+        check_floats("MatrixPrimaryCaps", features=features)
         pose = self.pose(features).unflatten(1, (self.types, -1))
         return Capsules(pose, self.activation(features).sigmoid())
 
@@ -76,7 +78,7 @@ class _EMRouted(Tempered):
 
     def check(self, children: Capsules | Tensor, types: int) -> Capsules:
         """The children as Capsules; of a plain tensor the activation is the length."""
-        children = as_capsules(children)
+        children = as_capsules(children, type(self).__name__)
         pose = children.pose
         if pose.ndim != 5 or pose.shape[1:3] != (types, self.size**2):
             hint = "; PrimaryCaps(…, maps=True) returns maps" if pose.ndim == 3 else ""

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module
 
 from torchcaps.capsules import Capsules
+from torchcaps.checks import check_floats
 from torchcaps.ops import squash_maps
 
 
@@ -82,6 +83,7 @@ class PrimaryCaps(nn.Module):
 
     @staticmethod
     def _check(features: Tensor, conv: nn.Conv2d) -> None:
+        check_floats("PrimaryCaps", features=features)
         reach = [dilation * (kernel - 1) + 1 for dilation, kernel in zip(conv.dilation, conv.kernel_size)]
         padding = (reach if conv.padding == "same" else (0, 0)) if isinstance(conv.padding, str) else conv.padding
         rows, columns = (max(1, side - 2 * added) for side, added in zip(reach, padding))

@@ -298,7 +298,7 @@ class CapsuleModel(ImageModel):
             (B, M, C, H, W) in [0, 1].
         """
         M = classes_BM.shape[1]
-        poses = as_capsules(capsules).pose.repeat_interleave(M, dim=0)
+        poses = as_capsules(capsules, "reconstruct_each").pose.repeat_interleave(M, dim=0)
         drawn = self.reconstruct(poses, classes_BM.flatten())
         return None if drawn is None else drawn.unflatten(0, (-1, M))
 

@@ -69,7 +69,7 @@ class _PortedCaps(DenseCaps):
         self, children: Capsules | Tensor, *, iterations: int | None = None, return_couplings: bool = False
     ) -> Capsules | tuple[Capsules, Tensor | None]:
         iterations = self.iterations if iterations is None else iterations
-        votes_BIJD = torch.einsum("ijdk,bik->bijd", self.weight, as_capsules(children).pose)
+        votes_BIJD = torch.einsum("ijdk,bik->bijd", self.weight, as_capsules(children, "DenseCaps").pose)
         logits_BIJ = torch.zeros_like(votes_BIJD[..., 0])
         if self.logits is not None:
             logits_BIJ = logits_BIJ + self.logits

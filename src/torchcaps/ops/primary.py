@@ -10,6 +10,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
+from torchcaps.checks import check_floats
 from torchcaps.ops import native
 from torchcaps.ops.dispatch import choose
 from torchcaps.ops.operator import Gradients, Operator
@@ -30,6 +31,7 @@ def squash_maps(maps: Tensor, bias: Optional[Tensor], dim: int, scale: float = 1
     Returns:
         (B, T·H·W, dim) ordered type first, then row, then column.
     """
+    check_floats("squash_maps", maps=maps, bias=bias)
     if maps.ndim != 4 or maps.shape[1] % dim:
         raise ValueError(f"squash_maps: maps must be (B, T·{dim}, H, W), got {tuple(maps.shape)}")
     if bias is not None and bias.shape != maps.shape[1:2]:

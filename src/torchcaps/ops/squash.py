@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchcaps.checks import check_floats
 from torchcaps.ops.dispatch import exporting
 
 # Lengths are taken of x/256: the sum of up to 65,536 squares then never overflows where one square does not.
@@ -25,6 +26,7 @@ def squash(x: Tensor, dim: int = -1) -> Tensor:
     Returns:
         The same shape and dtype; bf16 and fp16 are computed in float32.
     """
+    check_floats("squash", x=x)
     wide = at_least_float32(x)
     near, far = _sine_cosine(wide, dim)[1:]
     return (wide * (near * far)).to(x.dtype)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from torchcaps.checks import check_floats
 from torchcaps.ops.result import Routed
 from torchcaps.ops.squash import at_least_float32, no_autocast
 
@@ -148,6 +149,7 @@ def _shorten(x: Tensor, dims: tuple[int, ...]) -> Tensor:
 
 def _check(name: str, u: Tensor, weight: Tensor) -> tuple[int, int, int]:
     """I, J and D, if the shapes fit."""
+    check_floats(name, u=u, weight=weight)
     if weight.ndim != 4 or u.ndim != 3 or u.shape[1:] != (weight.shape[0], weight.shape[3]):
         raise ValueError(
             f"{name}: u must be (B, I, K) and weight (I, J, D, K), got {tuple(u.shape)} and {tuple(weight.shape)}"

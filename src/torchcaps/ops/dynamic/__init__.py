@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from torchcaps.checks import check_floats
 from torchcaps.ops.dispatch import choose
 from torchcaps.ops.dynamic import operators, reference
 from torchcaps.ops.result import Routed
@@ -34,6 +35,7 @@ def dynamic_routing(
     Returns:
         poses (B, J, D), couplings (B, I, J).
     """
+    check_floats("dynamic_routing", u=u, weight=weight, bias=bias)
     if weight.ndim != 4 or u.ndim != 3:
         raise ValueError(
             "dynamic_routing: u must be (B, I, K) and weight (I, J, D, K), "
@@ -86,6 +88,7 @@ def route_votes(
     Returns:
         poses (B, J, D), couplings (B, I, J).
     """
+    check_floats("route_votes", votes=votes, bias=bias)
     if votes.ndim != 4:
         raise ValueError(f"route_votes: votes must be (B, I, J, D), got {tuple(votes.shape)}")
     _check("route_votes", iterations, bias, *votes.shape[2:])

@@ -10,6 +10,7 @@ import math
 import torch
 from torch import Tensor
 
+from torchcaps.checks import check_floats
 from torchcaps.ops.dispatch import choose
 from torchcaps.ops.em import operators
 from torchcaps.ops.em.reference import FLOOR, LEAST, Reach
@@ -100,6 +101,7 @@ def em_routing_conv(
     Returns:
         poses (B, J, P·P, H', W'), activation (B, J, H', W').
     """
+    check_floats("em_routing_conv", pose=pose, activation=activation, weight=weight)
     if pose.ndim != 5 or activation.shape != (*pose.shape[:2], *pose.shape[3:]):
         raise ValueError(
             "em_routing_conv: pose must be (B, T, P·P, H, W) and activation (B, T, H, W), "
@@ -181,6 +183,7 @@ def _check(
     epsilon: float,
     floor: float,
 ) -> None:
+    check_floats(name, pose=pose, activation=activation, weight=weight, beta_u=beta_u, beta_a=beta_a)
     if pose.ndim != 3 or activation.shape != pose.shape[:2]:
         raise ValueError(
             f"{name}: pose must be (B, I, P·P) and activation (B, I), "

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from torchcaps.checks import check_floats
 from torchcaps.ops.dispatch import choose
 from torchcaps.ops.local import operators
 from torchcaps.ops.local.reference import Window
@@ -60,6 +61,7 @@ def local_routing(
 
 
 def _check(pose: Tensor, weight: Tensor, bias: Tensor, iterations: int, window: Window) -> None:
+    check_floats("local_routing", pose=pose, weight=weight, bias=bias)
     if pose.ndim != 5:
         raise ValueError(f"local_routing: pose must be (B, T, D, H, W), got {tuple(pose.shape)}")
     if weight.ndim not in (4, 5) or bias.ndim != 2:

@@ -1,0 +1,93 @@
+"""What operations and layers refuse: integers, arrays and numbers that are not whole, each with one sentence."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from torchcaps.capsules import Capsules
+from torchcaps.layers import (
+    ROUTINGS,
+    ClassCaps,
+    ConvCaps2d,
+    DeconvCaps2d,
+    DenseCaps,
+    MatrixConvCaps2d,
+    MatrixPrimaryCaps,
+    PrimaryCaps,
+    mask_capsules,
+)
+from torchcaps.ops import (
+    dynamic_routing,
+    em_routing,
+    em_routing_conv,
+    inverted_attention_routing,
+    local_routing,
+    route_votes,
+    self_attention_routing,
+    squash,
+    squash_maps,
+)
+
+U, WEIGHT, ONES = torch.rand(2, 6, 4), torch.rand(6, 3, 4, 4), torch.ones(4)
+MAPS, MATRICES, BETA = torch.rand(2, 3, 4, 6, 6), torch.rand(6, 3, 2, 2), torch.zeros(3)
+# Each called with the poses, or whatever comes first.
+OPERATIONS = {
+    "squash": (squash, U, "x"),
+    "squash_maps": (lambda x: squash_maps(x, None, 4), torch.rand(2, 8, 3, 3), "maps"),
+    "dynamic_routing": (lambda x: dynamic_routing(x, WEIGHT), U, "u"),
+    "route_votes": (route_votes, torch.rand(2, 6, 3, 4), "votes"),
+    "self_attention_routing": (lambda x: self_attention_routing(x, WEIGHT), U, "u"),
+    "inverted_attention_routing": (lambda x: inverted_attention_routing(x, WEIGHT, ONES, ONES), U, "u"),
+    "em_routing": (lambda x: em_routing(x, U[..., 0], MATRICES, BETA, BETA), U, "pose"),
+    "em_routing_conv": (
+        lambda x: em_routing_conv(x, MAPS[:, :, 0], torch.rand(27, 3, 2, 2), BETA, BETA),
+        MAPS,
+        "pose",
+    ),
+    "local_routing": (lambda x: local_routing(x, torch.rand(8, 4, 3, 3), torch.zeros(2, 4)), MAPS, "pose"),
+    "mask_capsules": (mask_capsules, U, "poses"),
+}
+LAYERS = {
+    **{f"DenseCaps, {routing}": (DenseCaps(6, 4, 3, 4, routing=routing), U, "poses") for routing in ROUTINGS},
+    "ConvCaps2d": (ConvCaps2d(3, 4, 2, 4, 3), MAPS, "poses"),
+    "DeconvCaps2d": (DeconvCaps2d(3, 4, 2, 4), MAPS, "poses"),
+    "MatrixConvCaps2d": (MatrixConvCaps2d(3, 2, 2), MAPS, "poses"),
+    "ClassCaps": (ClassCaps(3, 2, 2), MAPS, "poses"),
+    "PrimaryCaps": (PrimaryCaps(4, 2, 4, 3), MAPS[:, 0], "features"),
+    "MatrixPrimaryCaps": (MatrixPrimaryCaps(4, 2, 2), MAPS[:, 0], "features"),
+}
+CALLED = {**OPERATIONS, **LAYERS}
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool], ids=str)
+@pytest.mark.parametrize("name", CALLED)
+def test_integers_are_refused(name, dtype):
+    function, given, label = CALLED[name]
+    function(given)
+    message = rf"{name.partition(',')[0]}: {label} must hold floating-point numbers, got {dtype}; use {label}.float\(\)"
+    with pytest.raises(TypeError, match=message):
+        function((255 * given).to(dtype))
+
+
+@pytest.mark.parametrize("name", CALLED)
+def test_arrays_are_refused(name):
+    function, given, _ = CALLED[name]
+    with pytest.raises(TypeError, match=rf"{name.partition(',')[0]}: .*, got ndarray; .*torch.as_tensor"):
+        function(np.ones(given.shape))
+
+
+@pytest.mark.parametrize("name", sorted(ROUTINGS))
+def test_an_activation_of_integers_is_refused(name):
+    with pytest.raises(TypeError, match=r"DenseCaps: activation must hold .* use activation.float\(\)"):
+        LAYERS[f"DenseCaps, {name}"][0](Capsules(U, torch.ones(2, 6, dtype=torch.int64)))
+
+
+def test_weights_of_integers_are_refused():
+    with pytest.raises(TypeError, match=r"dynamic_routing: weight must hold .* use weight.float\(\)"):
+        dynamic_routing(U, WEIGHT.long())
+
+
+def test_complex_vectors_are_squashed_still():
+    assert squash(torch.ones(2, 3, dtype=torch.complex64)).dtype == torch.complex64
