@@ -91,3 +91,49 @@ def test_weights_of_integers_are_refused():
 
 def test_complex_vectors_are_squashed_still():
     assert squash(torch.ones(2, 3, dtype=torch.complex64)).dtype == torch.complex64
+
+
+EM = {
+    "em_routing": (lambda a: em_routing(U, a, MATRICES, BETA, BETA), (2, 6)),
+    "em_routing_conv": (
+        lambda a: em_routing_conv(MAPS, a, torch.rand(27, 3, 2, 2), BETA, BETA),
+        (2, 3, 6, 6),
+    ),
+    "DenseCaps": (lambda a: LAYERS["DenseCaps, em"][0](Capsules(U, a)), (2, 6)),
+    "MatrixConvCaps2d": (lambda a: LAYERS["MatrixConvCaps2d"][0](Capsules(MAPS, a)), (2, 3, 6, 6)),
+    "ClassCaps": (lambda a: LAYERS["ClassCaps"][0](Capsules(MAPS, a)), (2, 3, 6, 6)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", EM)
+def test_em_refuses_negative_activations(name, dtype):
+    function, shape = EM[name]
+    given = torch.rand(shape, dtype=dtype)
+    given.view(-1)[-1] = -0.5
+    with pytest.raises(
+        ValueError, match=r"must be in \[0, 1\], got -0.5; use activation.sigmoid\(\), or Capsules\(pos"
+    ):
+        function(given.requires_grad_())
+    function(given.detach().abs())
+
+
+@pytest.mark.parametrize("name", EM)
+def test_em_takes_lengths_above_1_and_empty_batches_and_passes_nan_on(name):
+    """Lengths of plain poses have no bound; NaN in training is traced to the layer that made it."""
+    function, shape = EM[name]
+    assert function(3 * torch.rand(shape))[1].isfinite().all()
+    assert function(torch.full(shape, torch.nan))[1].isnan().all()
+    with pytest.raises(ValueError, match="activation"):
+        function(torch.empty(0, *shape[1:]))  # of another batch than the poses
+    function(-1e-7 * torch.rand(shape))  # by rounding
+    assert em_routing(U[:0], torch.empty(0, 6), MATRICES, BETA, BETA).poses.shape == (0, 3, 4)
+
+
+def test_em_does_not_look_at_values_that_are_traced_or_transformed():
+    activation = -torch.rand(2, 6)
+    compiled = torch.compile(lambda a: em_routing(U, a, MATRICES, BETA, BETA).poses, fullgraph=True, backend="eager")
+    assert compiled(activation).shape == (2, 3, 4)
+    each = torch.func.vmap(lambda u, a: em_routing(u[None], a[None], MATRICES, BETA, BETA).poses)
+    assert each(U, activation).shape == (2, 1, 3, 4)
+    assert em_routing(*(x.to("meta") for x in (U, activation, MATRICES, BETA, BETA))).poses.shape == (2, 3, 4)

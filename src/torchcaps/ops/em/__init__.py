@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from torchcaps.checks import check_floats
-from torchcaps.ops.dispatch import choose
+from torchcaps.ops.dispatch import choose, eager
 from torchcaps.ops.em import operators
 from torchcaps.ops.em.reference import FLOOR, LEAST, Reach
 from torchcaps.ops.result import Routed
 from torchcaps.ops.squash import no_autocast
 
+ROUNDING = 1e-3  # how far an activation may be below 0: 1 − p of rounded numbers, or a finite difference at 0
 TINIEST = 1e-20  # of epsilon and floor: float32 can still hold what is divided by them
 MOST, SHARE = 0.03, 0.12  # the usual inverse temperature, and that times children for each parent, are at most these
 
@@ -39,7 +40,8 @@ def em_routing(
 
     Args:
         pose: (B, I, P·P) matrices of the children, row by row.
-        activation: (B, I) of the children, 0 to 1.
+        activation: (B, I) of the children: how much their votes count, 0 to 1. Not negative; lengths of poses may be
+            above 1.
         weight: (I, J, P, P); child i's vote for parent j is pose @ weight[i, j].
         beta_u: (J,) cost of explaining a child badly.
         beta_a: (J,) gain of being active.
@@ -87,7 +89,7 @@ def em_routing_conv(
 
     Args:
         pose: (B, T, P·P, H, W) matrices of the children.
-        activation: (B, T, H, W) of the children, 0 to 1.
+        activation: (B, T, H, W) of the children, see `em_routing`.
         weight: (k·k·T, J, P, P) for each child of a window: rows, columns, then types; shared by all windows.
         beta_u: (J,) cost of explaining a child badly.
         beta_a: (J,) gain of being active.
@@ -202,3 +204,20 @@ def _check(
     for label, value in (("epsilon", epsilon), ("floor", floor)):
         if not value >= TINIEST:
             raise ValueError(f"{name}: {label} must be at least {TINIEST:g}, got {value}")
+    _check_values(name, activation)
+
+
+def _check_values(name: str, activation: Tensor) -> None:
+    """Refuse negative activations, whose variances are negative: poses would be NaN, or far from all votes.
+
+    A GPU would have to be waited for, and traced tensors have no values. NaN is passed on: in training, the layer that
+    made it is looked for.
+    """
+    if not activation.is_cpu or not activation.numel() or not eager((activation,)):
+        return
+    least = activation.detach().amin().item()
+    if least < -ROUNDING:
+        raise ValueError(
+            f"{name}: activation must be in [0, 1], got {least:g}; use activation.sigmoid(), or Capsules(pose), where "
+            "it is the length"
+        )
