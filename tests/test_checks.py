@@ -7,17 +7,21 @@ import pytest
 import torch
 
 from torchcaps.capsules import Capsules
+from torchcaps.errors import UserError
 from torchcaps.layers import (
     ROUTINGS,
     ClassCaps,
     ConvCaps2d,
+    Decoder,
     DeconvCaps2d,
     DenseCaps,
     MatrixConvCaps2d,
     MatrixPrimaryCaps,
     PrimaryCaps,
+    concurrent,
     mask_capsules,
 )
+from torchcaps.models import create_model
 from torchcaps.ops import (
     dynamic_routing,
     em_routing,
@@ -137,3 +141,85 @@ def test_em_does_not_look_at_values_that_are_traced_or_transformed():
     each = torch.func.vmap(lambda u, a: em_routing(u[None], a[None], MATRICES, BETA, BETA).poses)
     assert each(U, activation).shape == (2, 1, 3, 4)
     assert em_routing(*(x.to("meta") for x in (U, activation, MATRICES, BETA, BETA))).poses.shape == (2, 3, 4)
+
+
+NORM = ONES, ONES
+EM_WEIGHTS = MATRICES, BETA, BETA
+ITERATED = {
+    "dynamic_routing": lambda n: dynamic_routing(U, WEIGHT, n),
+    "route_votes": lambda n: route_votes(torch.rand(2, 6, 3, 4), n),
+    "inverted_attention_routing": lambda n: inverted_attention_routing(U, WEIGHT, *NORM, n),
+    "em_routing": lambda n: em_routing(U, U[..., 0], *EM_WEIGHTS, n),
+    "em_routing_conv": lambda n: em_routing_conv(MAPS, MAPS[:, :, 0], torch.rand(27, 3, 2, 2), BETA, BETA, n),
+    "local_routing": lambda n: local_routing(MAPS, torch.rand(8, 4, 3, 3), torch.zeros(2, 4), n),
+    "concurrent": lambda n: concurrent([LAYERS["DenseCaps, inverted_attention"][0]], U, n),
+    **{
+        f"DenseCaps, {routing}": lambda n, routing=routing: DenseCaps(6, 4, 3, 4, routing=routing, iterations=n)
+        for routing in ROUTINGS
+    },
+    **{
+        f"DenseCaps, {routing}, in a call": lambda n, routing=routing: LAYERS[f"DenseCaps, {routing}"][0](
+            U, iterations=n
+        )
+        for routing in ROUTINGS
+    },
+    "ConvCaps2d": lambda n: ConvCaps2d(3, 4, 2, 4, iterations=n),
+    "DeconvCaps2d": lambda n: DeconvCaps2d(3, 4, 2, 4, iterations=n),
+    "MatrixConvCaps2d": lambda n: MatrixConvCaps2d(3, 2, iterations=n),
+    "ClassCaps": lambda n: ClassCaps(3, 2, iterations=n),
+    "capsnet": lambda n: create_model("capsnet_small", iterations=n),
+    "em_capsnet": lambda n: create_model("em_capsnet", iterations=n),
+}
+
+
+@pytest.mark.parametrize("number", [2.5, 2.0, "3", None, True, 0, -1], ids=repr)
+@pytest.mark.parametrize("name", ITERATED)
+def test_iterations_are_whole_numbers(name, number):
+    if number is None and name.endswith("in a call"):
+        pytest.skip("None is the layer's own number")
+    message = rf"{name.partition(',')[0]}: iterations must be a whole number, at least 1, got {number!r}$"
+    with pytest.raises(UserError, match=message):
+        ITERATED[name](number)
+
+
+def test_an_integer_of_numpy_is_a_whole_number():
+    for name in ("dynamic_routing", "DenseCaps, em", "em_capsnet"):
+        ITERATED[name](np.int64(2))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: DenseCaps(6.0, 4, 3, 4), "DenseCaps: in_capsules .* at least 1, got 6.0"),
+        (lambda: DenseCaps(6, 4, 3, "4"), "DenseCaps: out_dim .* got '4'"),
+        (lambda: DenseCaps(6, 4, True, 4), "DenseCaps: out_capsules .* got True"),
+        (lambda: ConvCaps2d(3, 4.0, 2, 4), "ConvCaps2d: in_dim .* got 4.0"),
+        (lambda: ConvCaps2d(3, 4, 2, 4, "5"), "ConvCaps2d: kernel .* got '5'"),
+        (lambda: ConvCaps2d(3, 4, 2, 4, stride=1.5), "ConvCaps2d: stride .* got 1.5"),
+        (lambda: ConvCaps2d(3, 4, 2, 4, padding=-1), "ConvCaps2d: padding .* at least 0, got -1"),
+        (lambda: DeconvCaps2d(3, 4, None, 4), "DeconvCaps2d: out_types .* got None"),
+        (lambda: MatrixConvCaps2d(3, 2, kernel=3.0), "MatrixConvCaps2d: kernel .* got 3.0"),
+        (lambda: MatrixConvCaps2d(3, 2, stride=0), "MatrixConvCaps2d: stride .* got 0"),
+        (lambda: ClassCaps("3", 2), "ClassCaps: in_types .* got '3'"),
+        (lambda: PrimaryCaps(1, 0, 4), "PrimaryCaps: types .* got 0"),
+        (lambda: PrimaryCaps(1, 2, 4, 2.5), "PrimaryCaps: kernel_size .* got 2.5"),
+        (lambda: MatrixPrimaryCaps(1, 2.0), "MatrixPrimaryCaps: types .* got 2.0"),
+        (lambda: Decoder(10, 16.0, (1, 8, 8)), "Decoder: dim .* got 16.0"),
+        (lambda: create_model("capsnet_small", types=8.0), "capsnet: types .* got 8.0"),
+        (lambda: create_model("capsnet_small", stride=0), "capsnet: stride .* got 0"),
+        (lambda: create_model("em_capsnet", primary="8"), "em_capsnet: primary .* got '8'"),
+        (lambda: create_model("posecaps_small", types=2.5), "posecaps: types .* got 2.5"),
+        (lambda: create_model("efficient_capsnet", dim="8"), "efficient_capsnet: dim .* got '8'"),
+        (lambda: create_model("segcaps", channels=16.0), "segcaps: channels .* got 16.0"),
+        (lambda: create_model("unet", depth=2.5), "unet: depth .* got 2.5"),
+        (lambda: create_model("pix2pix", channels="64"), "pix2pix: channels .* got '64'"),
+        (lambda: create_model("capspix2pix", z=1.5), "CapsPix2Pix: z .* got 1.5"),
+    ],
+)
+def test_sizes_are_whole_numbers(make, message):
+    with pytest.raises(UserError, match=message):
+        make()
+
+
+def test_a_convolution_of_primary_capsules_may_have_pairs():
+    assert PrimaryCaps(4, 2, 4, (3, 2), (1, 2))(MAPS[:, 0]).pose.shape == (2, 2 * 4 * 3, 4)

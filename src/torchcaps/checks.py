@@ -5,9 +5,12 @@ They look at types and shapes only: values on a GPU would have to be waited for.
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
-from torch import Tensor
+from torch import SymInt, Tensor
+
+from torchcaps.errors import UserError
 
 
 def check_floats(name: str, **tensors: Any) -> None:
@@ -26,3 +29,26 @@ def check_floats(name: str, **tensors: Any) -> None:
             )
         if not (x.is_floating_point() or x.is_complex()):
             raise TypeError(f"{name}: {label} must hold floating-point numbers, got {x.dtype}; use {label}.float()")
+
+
+def check_whole(name: str, least: int = 1, **numbers: Any) -> None:
+    """Raise a UserError unless each number is an integer of at least `least`.
+
+    Args:
+        name: of the function or layer that was called.
+        least: the smallest that is allowed.
+        **numbers: by the name of the argument. True is not a number; integers of NumPy are.
+    """
+    for label, value in numbers.items():
+        if not _is_whole(value) or value < least:
+            raise UserError(f"{name}: {label} must be a whole number, at least {least}, got {value!r}")
+
+
+def _is_whole(value: Any) -> bool:
+    if isinstance(value, (int, SymInt)):
+        return not isinstance(value, bool)
+    try:
+        operator.index(value)
+    except TypeError:
+        return False
+    return True

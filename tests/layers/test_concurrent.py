@@ -137,7 +137,11 @@ def test_learns_to_tell_two_kinds_of_children_apart():
         ([DenseCaps(6, 4, 3, 5)], 2, r"must be DenseCaps with routing inverted_attention, got DenseCaps\(6×4 → 3×5"),
         ([nn.ReLU()], 2, r"got ReLU\(\)"),
         ([], 2, "give at least one layer"),
-        ([DenseCaps(6, 4, 3, 5, routing="inverted_attention")], 0, "iterations must be at least 1, got 0"),
+        (
+            [DenseCaps(6, 4, 3, 5, routing="inverted_attention")],
+            0,
+            "iterations must be a whole number, at least 1, got 0",
+        ),
     ],
     ids=["routing", "layer", "none", "iterations"],
 )

@@ -119,13 +119,13 @@ def test_primary_convolutional_and_dense_capsules_are_stacked_as_they_are():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"iterations": 0}, "iterations must be at least 1"),
+        ({"iterations": 0}, "iterations must be a whole number, at least 1"),
         (
             {"routing": "em"},
             "ConvCaps2d supports dynamic or uniform routing, got .em.; MatrixConvCaps2d uses EM routing",
         ),
         ({"routing": "self_attention"}, "supports dynamic or uniform routing, got .self_attention."),
-        ({"stride": 0}, "must be positive"),
+        ({"stride": 0}, "stride must be a whole number, at least 1, got 0"),
     ],
 )
 def test_impossible_layers_are_refused(options, message):

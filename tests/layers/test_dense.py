@@ -160,8 +160,8 @@ def test_a_mixed_stack_trains_every_weight():
     ("arguments", "options", "message"),
     [
         ((6, 4, 3, 5), {"routing": "dinamic"}, "no routing is called 'dinamic': did you mean 'dynamic'"),
-        ((6, 4, 3, 5), {"iterations": 0}, "iterations must be at least 1, got 0"),
-        ((6, 0, 3, 5), {}, "sizes must be positive: 6×0 → 3×5"),
+        ((6, 4, 3, 5), {"iterations": 0}, "iterations must be a whole number, at least 1, got 0"),
+        ((6, 0, 3, 5), {}, "in_dim must be a whole number, at least 1, got 0"),
         ((6, 4, 3, 5), {"epsilon": 1e-9}, "dynamic routing has no inverse_temperature, epsilon or floor"),
         ((6, 4, 3, 4), {"routing": "em", "inverse_temperature": 0}, "inverse_temperature must be a positive number"),
     ],

@@ -162,8 +162,8 @@ def test_a_dense_layer_of_matrix_capsules():
         (lambda: DenseCaps(6, 4, 3, 9, routing="em"), "same square number"),
         (lambda: DenseCaps(6, 4, 3, 4, routing="em", bias=True), "supports neither bias nor leaky"),
         (lambda: DenseCaps(6, 4, 3, 4, routing="em", leaky=True), "supports neither bias nor leaky"),
-        (lambda: MatrixConvCaps2d(3, 4, iterations=0), "iterations must be at least 1"),
-        (lambda: ClassCaps(0, 4), "must be positive"),
+        (lambda: MatrixConvCaps2d(3, 4, iterations=0), "iterations must be a whole number, at least 1"),
+        (lambda: ClassCaps(0, 4), "in_types must be a whole number, at least 1, got 0"),
     ],
 )
 def test_layers_that_cannot_be_made(make, message):

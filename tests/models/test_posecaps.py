@@ -370,11 +370,11 @@ def test_saved_and_loaded_is_the_same(options, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"width": 1}, "width must be at least 2"),
+        ({"width": 1}, "width must be a whole number, at least 2, got 1"),
         *(({name: 0}, f"{name}.* at least 1") for name in ("types", "dim", "class_dim", "hidden")),
-        ({"views": -1}, "views, padding, bend, thicken, cover must be 0 or more"),
-        ({"padding": -1}, "views, padding, bend, thicken, cover must be 0 or more"),
-        ({"sharpness": 0.0}, "sharpness more than 0"),
+        ({"views": -1}, "views must be a whole number, at least 0, got -1"),
+        ({"padding": -1}, "padding must be a whole number, at least 0, got -1"),
+        ({"sharpness": 0.0}, "sharpness must be more than 0, got 0.0"),
         ({"decoder": "conv"}, "decoder must be 'dense' or 'none', got 'conv'"),
         ({"search": "all"}, "search must be 'coarse', 'plane' or 'full', got 'all'"),
         ({"turn": 200}, "turn must lie in 0 to 180"),

@@ -141,7 +141,7 @@ def test_dropout_is_the_only_noise_of_the_published_pix2pix(tmp_path):
         ("capspix2pix", {"z": 0}, "at least 1"),
         ("capspix2pix", {"routing": "r2"}, "'r1' or 'r3'"),
         ("pix2pix", {"noise": "linear"}, "noise must be"),
-        ("pix2pix", {"image_shape": (1, 6, 6)}, "depth at least 2"),
+        ("pix2pix", {"image_shape": (1, 6, 6)}, "depth must be at least 2"),
         ("pix2pix", {"image_shape": (1, 16, 24), "depth": 4}, "multiples of 16"),
     ],
 )

@@ -115,7 +115,7 @@ def test_answers_keep_their_digits():
 
 
 def test_mistakes_are_told():
-    with pytest.raises(UserError, match="channels and depth must be at least 1, got 4 and 0"):
+    with pytest.raises(UserError, match="depth must be a whole number, at least 1, got 0"):
         small(depth=0)
     for shape in ((2, 3, 8, 8), (1, 8, 8)):
         with pytest.raises(ValueError, match=r"UNet: expected images of shape \(B, 1, H, W\), got"):

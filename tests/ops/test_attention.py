@@ -225,7 +225,10 @@ def test_squash_exponential_gradcheck(dim):
         (lambda u, w: self_attention_routing(u[0], w), r"self.*u must be \(B, I, K\)"),
         (lambda u, w: self_attention_routing(u[:, :2], w), r"got \(2, 2, 2\) and \(4, 3, 5, 2\)"),
         (lambda u, w: self_attention_routing(u, w, w[0, :, 0]), r"prior must be \(I, J\) = \(4, 3\), got \(3, 2\)"),
-        (lambda u, w: inverted_attention_routing(u, w, *norm(w), 0), "iterations must be at least 1, got 0"),
+        (
+            lambda u, w: inverted_attention_routing(u, w, *norm(w), 0),
+            "iterations must be a whole number, at least 1, got 0",
+        ),
         (lambda u, w: inverted_attention_routing(u, w[:, :, :1], *norm(w)), "of one dimension is always the same"),
         (lambda u, w: inverted_attention_routing(u, w, w[0, 0, :, 0], u), r"must be \(D,\) = \(5,\), got \(5,\), \(2,"),
         (

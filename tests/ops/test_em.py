@@ -297,7 +297,7 @@ def test_an_offset_moves_every_vote_of_its_child():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"iterations": 0}, "iterations must be at least 1"),
+        ({"iterations": 0}, "iterations must be a whole number, at least 1"),
         ({"weight": torch.zeros(6, 3, 3, 3)}, r"P·P = 4"),
         ({"weight": torch.zeros(6, 3, 2, 3)}, r"P·P = 4"),
         ({"weight": torch.zeros(5, 3, 2, 2)}, "weight is for 5 children, but pose has 6"),

@@ -135,7 +135,7 @@ def test_double_precision_is_not_left_to_the_kernels(monkeypatch, caplog):
         ({"weight": torch.zeros(6, 3, 3, 3)}, "children have 2 dimensions"),
         ({"weight": torch.zeros(4, 6, 2, 3, 3)}, "weights for 4 child types, but 3"),
         ({"bias": torch.zeros(6)}, r"bias must be \(J, E\)"),
-        ({"iterations": 0}, "iterations must be at least 1"),
+        ({"iterations": 0}, "iterations must be a whole number, at least 1"),
         ({"window": Window(dilation=3)}, "does not fit"),
     ],
 )

@@ -63,7 +63,7 @@ def test_using_refuses_a_name_that_is_no_backend():
         (U, WEIGHT[0], {}, r"weight \(I, J, D, K\).*got .* \(3, 5, 4\)"),
         (U[:, :5], WEIGHT, {}, r"routes 6 children of 4 dimensions.*\(2, 5, 4\); it should be \(B, 6, 4\)"),
         (U[..., :3], WEIGHT, {}, r"got u of shape \(2, 6, 3\); it should be \(B, 6, 4\)"),
-        (U, WEIGHT, {"iterations": 0}, "iterations must be at least 1, got 0"),
+        (U, WEIGHT, {"iterations": 0}, "iterations must be a whole number, at least 1, got 0"),
         (U, WEIGHT, {"bias": torch.zeros(5)}, r"bias must be \(J, D\) = \(3, 5\), got \(5,\)"),
     ],
     ids=["u-axes", "weight-axes", "children", "dimensions", "iterations", "bias"],
@@ -76,7 +76,7 @@ def test_wrong_arguments_are_named(u, weight, options, message):
 def test_wrong_votes_are_named():
     with pytest.raises(ValueError, match=r"route_votes: votes must be \(B, I, J, D\), got \(2, 6, 4\)"):
         route_votes(U)
-    with pytest.raises(ValueError, match="route_votes: iterations must be at least 1, got -1"):
+    with pytest.raises(ValueError, match="route_votes: iterations must be a whole number, at least 1, got -1"):
         route_votes(torch.zeros(2, 6, 3, 5), -1)
     with pytest.raises(ValueError, match=r"route_votes: bias must be \(J, D\) = \(3, 5\), got \(5, 3\)"):
         route_votes(torch.zeros(2, 6, 3, 5), bias=torch.zeros(5, 3))

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
+from torchcaps.checks import check_whole
 from torchcaps.errors import UserError
 from torchcaps.explain.receptive_field import receptive_field
 from torchcaps.explain.require import require_capsules
@@ -91,8 +92,7 @@ def _tents(model: CapsuleModel, axis: int) -> Tensor:
 
 def _route(model: CapsuleModel, images: Tensor, iterations: int | None) -> tuple[Capsules, Tensor]:
     iterations = model.classes.iterations if iterations is None else iterations
-    if iterations < 1:
-        raise UserError(f"routing: iterations must be at least 1, got {iterations}")
+    check_whole("routing", iterations=iterations)
     with evaluating(model):
         children = model.children_of(images.to(model.device))
         steps = [

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules, as_capsules
+from torchcaps.checks import check_whole
 from torchcaps.errors import UserError
 from torchcaps.layers.dense import DenseCaps
 from torchcaps.ops.attention import inverted_attention_routing, presence
@@ -52,6 +53,5 @@ def _checked(layers: Iterable[nn.Module], iterations: int) -> list[DenseCaps]:
         stack.append(layer)
     if not stack:
         raise UserError("concurrent: give at least one layer")
-    if iterations < 1:
-        raise UserError(f"concurrent: iterations must be at least 1, got {iterations}")
+    check_whole("concurrent", iterations=iterations)
     return stack

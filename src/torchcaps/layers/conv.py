@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules, as_capsules
+from torchcaps.checks import check_whole
 from torchcaps.errors import UserError
 from torchcaps.layers.bridges import as_vectors
 from torchcaps.layers.initial import CHILD, dynamic_sum
@@ -40,10 +41,9 @@ class _Local(nn.Module):
     ):
         super().__init__()
         name = type(self).__name__
-        if min(in_types, in_dim, out_types, out_dim, kernel, window.stride, window.dilation) < 1:
-            raise UserError(f"{name}: types, dimensions, kernel, stride and dilation must be positive")
-        if iterations < 1:
-            raise UserError(f"{name}: iterations must be at least 1, got {iterations}")
+        check_whole(name, in_types=in_types, in_dim=in_dim, out_types=out_types, out_dim=out_dim)
+        check_whole(name, kernel=kernel, stride=window.stride, dilation=window.dilation, iterations=iterations)
+        check_whole(name, 0, padding=window.padding, output_padding=window.output_padding)
         if routing not in ROUTINGS:
             other = "; MatrixConvCaps2d uses EM routing" if routing == "em" else ""
             raise UserError(f"{name} supports dynamic or uniform routing, got {routing!r}{other}")
@@ -135,6 +135,7 @@ class ConvCaps2d(_Local):
         bias: bool = True,
         std: float | None = None,
     ):
+        check_whole("ConvCaps2d", kernel=kernel, dilation=dilation)
         super().__init__(
             in_types,
             in_dim,

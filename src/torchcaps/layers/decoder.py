@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from torchcaps.capsules import Capsules, as_capsules
+from torchcaps.checks import check_whole
 from torchcaps.errors import UserError
 from torchcaps.losses import check_batch, multi_hot
 from torchcaps.ops.squash import at_least_float32
@@ -49,6 +50,7 @@ class Decoder(nn.Module):
         self, capsules: int, dim: int, image_shape: tuple[int, int, int], hidden: tuple[int, ...] = (512, 1024)
     ):
         super().__init__()
+        check_whole(type(self).__name__, capsules=capsules, dim=dim)
         self.capsules, self.dim = capsules, dim
         self.image_shape = tuple(image_shape)
         widths = [capsules * dim, *hidden]
@@ -77,6 +79,7 @@ class ConvDecoder(nn.Module):
 
     def __init__(self, capsules: int, dim: int, image_shape: tuple[int, int, int], width: int = 128):
         super().__init__()
+        check_whole(type(self).__name__, capsules=capsules, dim=dim)
         self.capsules, self.dim = capsules, dim
         channels, height, columns = image_shape
         self.image_shape = tuple(image_shape)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules, as_capsules
+from torchcaps.checks import check_whole
 from torchcaps.errors import UserError, did_you_mean
 from torchcaps.layers.annealing import EPSILON, Tempered
 from torchcaps.layers.bridges import flatten_maps
@@ -61,10 +62,8 @@ class DenseCaps(Tempered):
         super().__init__()
         if routing not in ROUTINGS:
             raise UserError(f"DenseCaps: no routing is called {routing!r}: {did_you_mean(routing, ROUTINGS)}")
-        if iterations < 1:
-            raise UserError(f"DenseCaps: iterations must be at least 1, got {iterations}")
-        if min(in_capsules, in_dim, out_capsules, out_dim) < 1:
-            raise UserError(f"DenseCaps: sizes must be positive: {in_capsules}×{in_dim} → {out_capsules}×{out_dim}")
+        check_whole("DenseCaps", in_capsules=in_capsules, in_dim=in_dim, out_capsules=out_capsules, out_dim=out_dim)
+        check_whole("DenseCaps", iterations=iterations)
         kind = ROUTINGS[routing]
         side = math.isqrt(in_dim)
         if kind.matrix and not side * side == in_dim == out_dim:
@@ -138,6 +137,8 @@ class DenseCaps(Tempered):
                 f"got {given}; set in_capsules and in_dim to the output sizes of the layer below"
             )
         routing = ROUTINGS[self.routing]
+        if iterations is not None:
+            check_whole("DenseCaps", iterations=iterations)
         count = self.iterations if iterations is None else iterations
         arguments = routing.arguments(children, self.weights, count, self.leaky)
         if routing.tempered:

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules, as_capsules
-from torchcaps.checks import check_floats
-from torchcaps.errors import UserError
+from torchcaps.checks import check_floats, check_whole
 from torchcaps.layers.annealing import EPSILON, Tempered
 from torchcaps.layers.initial import matrix_std
 from torchcaps.ops import em_routing, em_routing_conv
@@ -30,6 +29,7 @@ class MatrixPrimaryCaps(nn.Module):
 
     def __init__(self, in_channels: int, types: int, size: int = 4):
         super().__init__()
+        check_whole("MatrixPrimaryCaps", in_channels=in_channels, types=types, size=size)
         self.types = types
         self.pose = nn.Conv2d(in_channels, types * size * size, 1)
         self.activation = nn.Conv2d(in_channels, types, 1)
@@ -59,11 +59,6 @@ class _EMRouted(Tempered):
         std: float | None,
     ):
         super().__init__()
-        name = type(self).__name__
-        if min(spots, parents, size) < 1:
-            raise UserError(f"{name}: types, kernel and size must be positive")
-        if iterations < 1:
-            raise UserError(f"{name}: iterations must be at least 1, got {iterations}")
         self.size, self.iterations = size, iterations
         self.epsilon, self.floor = epsilon, floor
         noise = torch.randn(spots, parents, size, size)
@@ -121,6 +116,8 @@ class MatrixConvCaps2d(_EMRouted):
         floor: float = FLOOR,
         std: float | None = None,
     ):
+        check_whole("MatrixConvCaps2d", in_types=in_types, out_types=out_types, size=size, kernel=kernel)
+        check_whole("MatrixConvCaps2d", stride=stride, iterations=iterations)
         constants = inverse_temperature, epsilon, floor, std
         super().__init__(kernel * kernel * in_types, out_types, size, iterations, *constants)
         self.in_types, self.kernel, self.stride = in_types, kernel, stride
@@ -180,6 +177,7 @@ class ClassCaps(_EMRouted):
         floor: float = FLOOR,
         std: float | None = None,
     ):
+        check_whole("ClassCaps", in_types=in_types, classes=classes, size=size, iterations=iterations)
         super().__init__(in_types, classes, size, iterations, inverse_temperature, epsilon, floor, std)
         self.in_types = in_types
 

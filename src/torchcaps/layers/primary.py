@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module
 
 from torchcaps.capsules import Capsules
-from torchcaps.checks import check_floats
+from torchcaps.checks import check_floats, check_whole
 from torchcaps.ops import squash_maps
 
 
@@ -46,6 +46,9 @@ class PrimaryCaps(nn.Module):
         gain: float | None = None,
     ):
         super().__init__()
+        check_whole("PrimaryCaps", in_channels=in_channels, types=types, dim=dim)
+        sides = {"kernel_size": kernel_size, "stride": stride}  # pairs are as good as numbers
+        check_whole("PrimaryCaps", **{label: side for label, side in sides.items() if not isinstance(side, tuple)})
         self.types = types
         self.dim = dim
         self.conv = nn.Conv2d(in_channels, types * dim, kernel_size, stride, padding, bias=not routed)

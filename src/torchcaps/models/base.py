@@ -14,6 +14,7 @@ from huggingface_hub import PyTorchModelHubMixin
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules, as_capsules
+from torchcaps.checks import check_whole
 from torchcaps.errors import UserError
 from torchcaps.layers import ConvDecoder, Decoder, DenseCaps, anneal, mask_capsules
 
@@ -134,9 +135,8 @@ class ImageModel(
         super().__init__()
         name = type(self).__name__
         self.image_shape = _checked_shape(name, image_shape)
+        check_whole(name, num_classes=num_classes)
         self.num_classes = _whole(num_classes)
-        if self.num_classes < 1:
-            raise UserError(f"{name}: num_classes must be a whole number of at least 1, got {num_classes!r}")
         self.class_names = tuple(class_names or (str(index) for index in range(self.num_classes)))
         if len(self.class_names) != self.num_classes:
             raise UserError(f"{name}: {len(self.class_names)} class names were given for {self.num_classes} classes")

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from torchcaps.capsules import Capsules
+from torchcaps.checks import check_whole
 from torchcaps.errors import UserError
 from torchcaps.layers import DenseCaps, PrimaryCaps, make_decoder
 from torchcaps.layers.patches import PatchConv2d
@@ -75,6 +76,9 @@ class CapsNet(CapsuleModel):
         **kwargs: Any,
     ):
         super().__init__(image_shape, num_classes, **kwargs)
+        check_whole("capsnet", channels=channels, kernel=kernel, types=types, dim=dim, primary_kernel=primary_kernel)
+        check_whole("capsnet", stride=stride, class_dim=class_dim, iterations=iterations)
+        check_whole("capsnet", 0, padding=padding)
         if variant not in ("paper", "authors"):
             raise UserError(f"capsnet: variant must be 'paper' or 'authors', got {variant!r}")
         if not 0 <= drop < 1:
@@ -84,13 +88,7 @@ class CapsNet(CapsuleModel):
         authors = variant == "authors"
         colours, *sides = self.image_shape
         self.grid = tuple((side + 4 * padding - kernel + 1 - primary_kernel) // stride + 1 for side in sides)
-        least = max(kernel - 2 * padding, kernel + primary_kernel - 1 - 4 * padding)
-        if min(sides) < least:
-            raise UserError(
-                f"capsnet: images of {sides[0]}×{sides[1]} are too small for a {kernel}×{kernel} convolution followed "
-                f"by primary capsules of {primary_kernel}×{primary_kernel}: they must be at least {least}×{least}. "
-                "Enlarge them (data.image_size) or use smaller kernels (model.kernel, model.primary_kernel)"
-            )
+        _check_sides(sides, kernel, primary_kernel, padding)
         self.conv = PatchConv2d(colours, channels, kernel, padding=padding)
         self.primary = PrimaryCaps(
             channels, types, dim, primary_kernel, stride, padding, routed=authors, leaky=authors and leaky, gain=1.0
@@ -137,6 +135,16 @@ def capsnet_small(image_shape: Sequence[int] = (1, 28, 28), num_classes: int = 1
     """Build a CapsNet that trains in a minute on a CPU: smaller kernels, fewer channels and types."""
     small = {"channels": 32, "kernel": 5, "types": 8, "primary_kernel": 5, "hidden": (128, 256)}
     return CapsNet(image_shape, num_classes, **{**small, **options})
+
+
+def _check_sides(sides: Sequence[int], kernel: int, primary_kernel: int, padding: int) -> None:
+    least = max(kernel - 2 * padding, kernel + primary_kernel - 1 - 4 * padding)
+    if min(sides) < least:
+        raise UserError(
+            f"capsnet: images of {sides[0]}×{sides[1]} are too small for a {kernel}×{kernel} convolution followed "
+            f"by primary capsules of {primary_kernel}×{primary_kernel}: they must be at least {least}×{least}. "
+            "Enlarge them (data.image_size) or use smaller kernels (model.kernel, model.primary_kernel)"
+        )
 
 
 def _initialise_as_authors(model: CapsNet) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from torchcaps.capsules import Capsules
+from torchcaps.checks import check_whole
 from torchcaps.errors import UserError
 from torchcaps.layers import ConvCaps2d, DeconvCaps2d
 from torchcaps.ops.squash import at_least_float32, no_autocast
@@ -40,6 +41,7 @@ class CapsuleUNet(nn.Module):
         """
         if routing not in ("r1", "r3"):
             raise UserError(f"{type(self).__name__.lower()}: routing must be 'r1' or 'r3', got {routing!r}")
+        check_whole(type(self).__name__.lower(), channels=dim)
         two, four, eight = (max(1, round(types * width)) for types in (2, 4, 8))
         stay = 1 if routing == "r1" else 3  # iterations where the resolution stays
         self.conv = nn.Conv2d(inputs, dim, 5, padding=2)

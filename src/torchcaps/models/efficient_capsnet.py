@@ -10,6 +10,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
+from torchcaps.checks import check_whole
 from torchcaps.errors import UserError
 from torchcaps.layers import DenseCaps, make_decoder
 from torchcaps.models.base import CapsuleModel
@@ -54,9 +55,11 @@ class EfficientCapsNet(CapsuleModel):
                 f"efficient_capsnet: images of {height}×{width} are too small for its convolutions: they must be at "
                 f"least {MIN_SIDE}×{MIN_SIDE}. Enlarge them (data.image_size)"
             )
-        if len(channels) != len(KERNELS) or min(channels) < 1:
+        check_whole("efficient_capsnet", dim=dim, class_dim=class_dim)
+        if len(channels) != len(KERNELS):
             raise UserError(f"efficient_capsnet: channels must be {len(KERNELS)} numbers, got {tuple(channels)}")
-        if dim < 1 or channels[-1] % dim:
+        check_whole("efficient_capsnet", **{f"channels[{index}]": each for index, each in enumerate(channels)})
+        if channels[-1] % dim:
             raise UserError(f"efficient_capsnet: dim must divide the last channels, got {dim} and {channels[-1]}")
         self.grid = (1, 1)  # every capsule sees the whole image
         self.conv = _Convolutions(colours, *channels)

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional
 
+from torchcaps.checks import check_whole
 from torchcaps.errors import UserError
 from torchcaps.layers import ClassCaps, MatrixConvCaps2d, MatrixPrimaryCaps
 from torchcaps.models.base import ImageModel, Output
@@ -51,6 +52,8 @@ class EMCapsNet(ImageModel):
         **kwargs: Any,
     ):
         super().__init__(image_shape, num_classes, **kwargs)
+        sizes = {"channels": channels, "primary": primary, "first": first, "second": second, "size": size}
+        check_whole("em_capsnet", **sizes, iterations=iterations)
         colours, *sides = self.image_shape
         # Stride 2, then a window of 3 with stride 2 and one with stride 1: the last map must not be empty.
         least = 13

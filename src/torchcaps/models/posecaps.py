@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchcaps.capsules import length
+from torchcaps.checks import check_whole
 from torchcaps.errors import UserError
 from torchcaps.geometry import Affine, Lattice, half_turn, mean_angle, random_bend, view
 from torchcaps.layers.denoise import Denoise
@@ -107,10 +108,10 @@ class PoseCaps(ImageModel):
         **kwargs: Any,
     ):
         super().__init__(image_shape, num_classes, **kwargs)
+        check_whole("posecaps", types=types, dim=dim, class_dim=class_dim, hidden=hidden)
+        _check_least(width=width, views=views, padding=padding, cover=cover, bend=bend, thicken=thicken)
         negatives = (NEGATIVES_PER_IMAGE if views else 0.0) if negatives is None else negatives
-        _check_options(search, decoder, negatives, views, width, types, dim, class_dim, hidden)
-        if min(views, padding, bend, thicken, cover) < 0 or sharpness <= 0:
-            raise UserError("posecaps: views, padding, bend, thicken, cover must be 0 or more, sharpness more than 0")
+        _check_options(search, decoder, negatives, views, sharpness)
         self.range = Lattice.regular(turn, turn_step, scales, stretches, shears)
         self.lattice = self.range if search == "full" else Lattice(self.range.angles, self.range.scales)
         searched = self.range.coarse(COARSE_STEP_DEGREES) if search == "coarse" else self.lattice
@@ -449,9 +450,16 @@ def _dense_decoder(inputs: int, hidden: int, outputs: int) -> nn.Module:
     return nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), last)
 
 
-def _check_options(search: str, decoder: str, negatives: float, views: int, width: int, *sizes: int) -> None:
-    if min(sizes) < 1 or width < 2:
-        raise UserError("posecaps: width must be at least 2; types, dim, class_dim and hidden at least 1")
+def _check_least(width: int, views: int, padding: int, cover: int, bend: float, thicken: float) -> None:
+    check_whole("posecaps", 2, width=width)
+    check_whole("posecaps", 0, views=views, padding=padding, cover=cover)
+    if min(bend, thicken) < 0:
+        raise UserError(f"posecaps: bend and thicken must be 0 or more, got {bend} and {thicken}")
+
+
+def _check_options(search: str, decoder: str, negatives: float, views: int, sharpness: float) -> None:
+    if sharpness <= 0:
+        raise UserError(f"posecaps: sharpness must be more than 0, got {sharpness}")
     if not 0 <= negatives <= 1 or (negatives and not views):
         raise UserError(f"posecaps: negatives must lie in 0 to 1, and be 0 where views is 0, got {negatives}")
     if search not in ("coarse", "plane", "full"):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from torchcaps.checks import check_whole
 from torchcaps.errors import UserError
 from torchcaps.losses import IGNORED
 from torchcaps.models.base import ImageModel, constant_device
@@ -47,8 +48,7 @@ class SynthesisModel(ImageModel):
         name = type(self).__name__
         if num_classes < 2:
             raise UserError(f"{name}: num_classes includes the background: it must be at least 2, got {num_classes}")
-        if z < 1:
-            raise UserError(f"{name}: z, the dimensions of the noise, must be at least 1, got {z}")
+        check_whole(name, z=z)
         self.z = z
 
     def features(self, masks: Tensor, noise: Tensor) -> Tensor:

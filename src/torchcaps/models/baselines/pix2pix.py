@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from torchcaps.checks import check_whole
 from torchcaps.errors import UserError
 from torchcaps.models.registry import register_model
 from torchcaps.models.synthesis import SpatialNoise, SynthesisModel
@@ -47,9 +48,11 @@ class Pix2Pix(SynthesisModel):
         super().__init__(image_shape, num_classes, z=z, **kwargs)
         if noise not in ("broadcast", "dropout"):
             raise UserError(f"pix2pix: noise must be 'broadcast' or 'dropout', got {noise!r}")
-        if channels < 1 or depth < 2:
+        check_whole("pix2pix", channels=channels)
+        check_whole("pix2pix", 0, depth=depth)
+        if depth < 2:
             raise UserError(
-                f"pix2pix: channels must be at least 1 and depth at least 2, got {channels} and {depth} for images of "
+                f"pix2pix: depth must be at least 2, got {depth} for images of "
                 f"{self.image_shape[1]}×{self.image_shape[2]}"
             )
         self.multiple = 2**depth

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from torchcaps.checks import check_whole
 from torchcaps.errors import UserError
 from torchcaps.models.base import SegmentationOutput
 from torchcaps.models.registry import register_model
@@ -43,8 +44,7 @@ class UNet(SegmentationModel):
         **kwargs: Any,
     ):
         super().__init__(image_shape, num_classes, **kwargs)
-        if channels < 1 or depth < 1:
-            raise UserError(f"unet: channels and depth must be at least 1, got {channels} and {depth}")
+        check_whole("unet", channels=channels, depth=depth)
         if depth > MAX_DEPTH:
             raise UserError(f"unet: depth must be at most {MAX_DEPTH}, got {depth}")
         widths = [channels * 2**level for level in range(depth + 1)]

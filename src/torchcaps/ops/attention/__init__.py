@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from torchcaps.checks import check_floats
+from torchcaps.checks import check_floats, check_whole
 from torchcaps.ops.result import Routed
 from torchcaps.ops.squash import at_least_float32, no_autocast
 
@@ -162,8 +162,7 @@ def _check_inverted(
     iterations: int, scale: Tensor, shift: Tensor, parents: Tensor | None, expected: tuple[int, int, int]
 ) -> None:
     name, D = "inverted_attention_routing", expected[2]
-    if iterations < 1:
-        raise ValueError(f"{name}: iterations must be at least 1, got {iterations}")
+    check_whole(name, iterations=iterations)
     if D < 2:
         raise ValueError(f"{name}: normalised, a pose of one dimension is always the same; give parents two or more")
     if scale.shape != (D,) or shift.shape != (D,):

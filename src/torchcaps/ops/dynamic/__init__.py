@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from torchcaps.checks import check_floats
+from torchcaps.checks import check_floats, check_whole
 from torchcaps.ops.dispatch import choose
 from torchcaps.ops.dynamic import operators, reference
 from torchcaps.ops.result import Routed
@@ -97,7 +97,6 @@ def route_votes(
 
 
 def _check(name: str, iterations: int, bias: Tensor | None, J: int, D: int) -> None:
-    if iterations < 1:
-        raise ValueError(f"{name}: iterations must be at least 1, got {iterations}")
+    check_whole(name, iterations=iterations)
     if bias is not None and bias.shape != (J, D):
         raise ValueError(f"{name}: bias must be (J, D) = ({J}, {D}), got {tuple(bias.shape)}")

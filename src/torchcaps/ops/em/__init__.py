@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from torchcaps.checks import check_floats
+from torchcaps.checks import check_floats, check_whole
 from torchcaps.ops.dispatch import choose, eager
 from torchcaps.ops.em import operators
 from torchcaps.ops.em.reference import FLOOR, LEAST, Reach
@@ -199,8 +199,7 @@ def _check(
     for label, beta in (("beta_u", beta_u), ("beta_a", beta_a)):
         if beta.shape != weight.shape[1:2]:
             raise ValueError(f"{name}: {label} must be (J,) = ({weight.shape[1]},), got {tuple(beta.shape)}")
-    if iterations < 1:
-        raise ValueError(f"{name}: iterations must be at least 1, got {iterations}")
+    check_whole(name, iterations=iterations)
     for label, value in (("epsilon", epsilon), ("floor", floor)):
         if not value >= TINIEST:
             raise ValueError(f"{name}: {label} must be at least {TINIEST:g}, got {value}")

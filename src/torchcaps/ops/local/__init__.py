@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torchcaps.checks import check_floats
+from torchcaps.checks import check_floats, check_whole
 from torchcaps.ops.dispatch import choose
 from torchcaps.ops.local import operators
 from torchcaps.ops.local.reference import Window
@@ -77,7 +77,6 @@ def _check(pose: Tensor, weight: Tensor, bias: Tensor, iterations: int, window: 
         )
     if weight.ndim == 5 and weight.shape[0] != pose.shape[1]:
         raise ValueError(f"local_routing: weights for {weight.shape[0]} child types, but {pose.shape[1]} types")
-    if iterations < 1:
-        raise ValueError(f"local_routing: iterations must be at least 1, got {iterations}")
+    check_whole("local_routing", iterations=iterations)
     if min(window.size(pose, weight)) < 1:
         raise ValueError(f"local_routing: a window of {weight.shape[-1]} does not fit on {tuple(pose.shape[3:])}")
