@@ -13,6 +13,18 @@ from torch import SymInt, Tensor
 from torchcaps.errors import UserError
 
 
+def check_tensor(name: str, **values: Any) -> None:
+    """Raise a TypeError unless each is a tensor.
+
+    Args:
+        name: of the function or layer that was called.
+        **values: by the name of the argument.
+    """
+    for label, x in values.items():
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name}: {label} must be a tensor, got {type(x).__name__}; use torch.as_tensor({label})")
+
+
 def check_floats(name: str, **tensors: Any) -> None:
     """Raise a TypeError unless each is a tensor that does not hold integers or booleans.
 

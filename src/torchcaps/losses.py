@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from torchcaps.checks import check_tensor
+
 IGNORED = 255  # in a mask: pixels that do not count
 _TINY = 1e-6  # keeps log p and its gradient finite at p = 0
 
@@ -134,8 +136,7 @@ def check_batch(name: str, values: Tensor, targets: Tensor) -> None:
 
     Targets of shape (B,) are class ids, so they must not be floating-point numbers.
     """
-    if not isinstance(targets, Tensor):
-        raise TypeError(f"{name}: targets must be a tensor, got {type(targets).__name__}; use torch.as_tensor(targets)")
+    check_tensor(name, targets=targets)
     # Sizes, not len(), which torch.export takes for constants.
     if values.shape[0] != targets.shape[0]:  # a single target would be broadcast to all examples
         raise ValueError(f"{name}: {len(values)} examples, but {len(targets)} targets")
@@ -315,6 +316,7 @@ def feature_loss(drawn: Sequence[Tensor], real: Sequence[Tensor]) -> Tensor:
 
 def check_masks(name: str, values: Tensor, masks: Tensor) -> None:
     """Raise ValueError unless values are (B, channels, H, W) and masks (B, H, W) of the same sizes."""
+    check_tensor(name, masks=masks)
     if values.ndim != 4 or values.shape[:1] + values.shape[2:] != masks.shape:
         shapes = f"{tuple(values.shape)} and {tuple(masks.shape)}"
         raise ValueError(f"{name}: expected shapes (B, channels, H, W) and (B, H, W), got {shapes}")

@@ -103,6 +103,7 @@ class ImageModel(
     """
 
     task: str = "classification"  # or "segmentation", "synthesis"
+    any_size: bool = False  # whether it takes images of other heights and widths than those of image_shape
     reads_placement: bool = False  # whether it reads the position, angle and scale of each class
     routes_grid: bool = False  # whether it routes a grid of primary capsules to class capsules
     objective: str = "margin"  # default loss; a recipe may choose another
@@ -161,18 +162,26 @@ class ImageModel(
         return self._scaled(images)
 
     def check_images(self, images: Tensor) -> None:
-        """Raise an error unless `images` is a floating-point tensor (B, C, H, W) with the model's C, H and W."""
-        name, (C, H, W) = type(self).__name__, self.image_shape
+        """Raise an error unless `images` is a floating-point tensor (B, C, H, W) with the model's C, H and W.
+
+        Models with `any_size` take any H and W.
+        """
+        name = type(self).__name__
         _check_tensor(name, images)
-        if images.ndim != 4 or images.shape[1:] != self.image_shape:
+        if not self._fits(images):
             hint = ""
-            if images.shape == self.image_shape:
+            if images.ndim == 3 and self._fits(images[None]):
                 hint = "; a batch has one more axis: use images[None]"
-            elif images.ndim == 4 and images.shape[1:] == (H, W, C):
+            elif images.ndim == 4 and self._fits(images.permute(0, 3, 1, 2)):
                 hint = "; the channels come first: use images.permute(0, 3, 1, 2)"
+            C, H, W = (self.image_shape[0], "H", "W") if self.any_size else self.image_shape
             raise ValueError(f"{name}: expected images of shape (B, {C}, {H}, {W}), got {tuple(images.shape)}{hint}")
         if not images.is_floating_point():
             raise TypeError(f"{name}: expected floats in [0, 1], got {images.dtype}; use model.prepare(images)")
+
+    def _fits(self, images: Tensor) -> bool:
+        axes = 2 if self.any_size else 4  # of those that the model knows
+        return images.ndim == 4 and images.shape[1:axes] == self.image_shape[: axes - 1]
 
     def _scaled(self, images: Tensor) -> Tensor:
         if self.mean is not None:
@@ -186,14 +195,18 @@ class ImageModel(
             images: (B, C, H', W') uint8, or float in [0, 1].
 
         Returns:
-            (B, C, H, W) float32 in [0, 1], on the model's device.
+            (B, C, H, W) float32 in [0, 1], on the model's device; models with `any_size` keep the size.
         """
-        channels, H, W = self.image_shape
-        _check_tensor(f"{type(self).__name__}.prepare", images)
-        if images.ndim != 4 or images.shape[1] != channels or images.shape[2] < H or images.shape[3] < W:
+        name, (channels, H, W) = f"{type(self).__name__}.prepare", self.image_shape
+        _check_tensor(name, images)
+        if images.ndim != 4 or images.shape[1] != channels:
+            raise ValueError(f"{name}: expected images of shape (B, {channels}, H, W), got {tuple(images.shape)}")
+        if self.any_size:
+            H, W = images.shape[2:]
+        if images.shape[2] < H or images.shape[3] < W:
             raise ValueError(
-                f"{type(self).__name__}.prepare: images of shape {tuple(images.shape)} are smaller than "
-                f"{channels}×{H}×{W}; resize them to {self.resize_to[0]}×{self.resize_to[1]} first"
+                f"{name}: images of shape {tuple(images.shape)} are smaller than {channels}×{H}×{W}; resize them to "
+                f"{self.resize_to[0]}×{self.resize_to[1]} first"
             )
         top, left = (images.shape[-2] - H) // 2, (images.shape[-1] - W) // 2
         cut = images[..., top : top + H, left : left + W]

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
+from torchcaps.losses import check_masks
 from torchcaps.models.base import SegmentationOutput
 from torchcaps.models.capsule_unet import CapsuleUNet, Routing
 from torchcaps.models.registry import register_model
@@ -72,6 +73,9 @@ class SegCaps(CapsuleUNet, SegmentationModel):
         Returns:
             (B, K, H, W) probabilities, (B, K, D, H, W) poses and, with a decoder, a reconstruction (B, C, H, W).
         """
+        self.check_images(images)  # before they are padded
+        if targets is not None:
+            check_masks("SegCaps", images, targets)
         height, width = images.shape[-2:]
         capsules = self.layers(self.pad(images))["classes"]
         poses = capsules.pose[..., :height, :width]

@@ -26,6 +26,7 @@ class SegmentationModel(ImageModel):
     """
 
     task = "segmentation"
+    any_size = True
     objective = "cross_entropy"
     multiple = 1  # the layers need heights and widths that are multiples of this; `pad` provides them
     margin = 0  # pixels that the receptive field extends around a pixel; see `predict_tiled`
@@ -41,19 +42,6 @@ class SegmentationModel(ImageModel):
     def maps(self) -> int:
         """K, the number of maps that the model predicts."""
         return 1 if self.num_classes <= 2 else self.num_classes
-
-    def normalise(self, images: Tensor) -> Tensor:
-        """Check the number of channels, subtract `mean` and divide by `std`.
-
-        Args:
-            images: (B, C, H, W) in [0, 1], of any size.
-        """
-        if images.ndim != 4 or images.shape[1] != self.image_shape[0]:
-            raise ValueError(
-                f"{type(self).__name__}: expected images of shape (B, {self.image_shape[0]}, H, W), "
-                f"got {tuple(images.shape)}"
-            )
-        return self._scaled(images)
 
     def pad(self, images: Tensor) -> Tensor:
         """Pad images at the bottom and on the right to a multiple of `multiple`.

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from torchcaps.checks import check_whole
+from torchcaps.checks import check_floats, check_tensor, check_whole
 from torchcaps.errors import UserError
-from torchcaps.losses import IGNORED
+from torchcaps.losses import IGNORED, check_masks
 from torchcaps.models.base import ImageModel, constant_device
 from torchcaps.models.segmentation import class_masks
 from torchcaps.ops.squash import at_least_float32, no_autocast
@@ -37,6 +37,7 @@ class SynthesisModel(ImageModel):
     """
 
     task = "synthesis"
+    any_size = True
     objective = "l1"
     multiple = 1  # height and width of a label map must be multiples of this
     fixed_size = False  # whether they must be those of image_shape
@@ -98,6 +99,8 @@ class SynthesisModel(ImageModel):
         Returns:
             (B, J − 1, H, W) of 0 and 1, without the background.
         """
+        check_tensor(type(self).__name__, masks=masks)
+        check_floats(type(self).__name__, noise=noise)
         if masks.ndim != 3 or (noise is not None and noise.shape != (masks.shape[0], self.z)):
             shapes = tuple(masks.shape), None if noise is None else tuple(noise.shape)
             raise ValueError(f"{type(self).__name__}: expected masks (B, H, W) and noise (B, {self.z}), got {shapes}")
@@ -123,6 +126,8 @@ class SynthesisModel(ImageModel):
         Returns:
             (B, J − 1 + C, H, W).
         """
+        self.check_images(images)
+        check_masks(type(self).__name__, images, masks)
         known = (masks != IGNORED)[:, None]
         return torch.cat([self.one_hot(masks), self._scaled(images).masked_fill(~known, 0.0)], dim=1)
 

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from torchcaps.checks import check_whole
 from torchcaps.errors import UserError
+from torchcaps.losses import check_masks
 from torchcaps.models.base import SegmentationOutput
 from torchcaps.models.registry import register_model
 from torchcaps.models.segmentation import SegmentationModel
@@ -69,12 +70,14 @@ class UNet(SegmentationModel):
 
         Args:
             images: (B, C, H, W) in [0, 1], of any size.
-            targets: is ignored.
+            targets: (B, H, W) class ids, which do not change anything.
             each: is ignored.
 
         Returns:
             (B, K, H, W) probabilities, by sigmoid for K = 1 and by softmax for K > 2, and their logits.
         """
+        if targets is not None:
+            check_masks("UNet", images, targets)
         features = self.pad(self.normalise(images))
         seen = []
         for level, convolutions in enumerate(self.down):
