@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from torchcaps.capsules import Capsules
 from torchcaps.losses import (
     IGNORED,
     adversarial_loss,
@@ -88,6 +89,58 @@ def test_combine_weighs_terms_and_examples():
 def test_wrong_ids_are_named_with_the_fix(loss, ids, error, message):
     with pytest.raises(error, match=message):
         loss(LENGTHS, ids)
+
+
+@pytest.mark.parametrize(
+    ("targets", "message"),
+    [
+        (torch.zeros(2, 4), "targets are for 4 classes, the model has 3"),
+        (torch.zeros(2, 1), "targets are for 1 classes, the model has 3"),
+        (torch.zeros(2, 3, 1), "targets are for 1 classes, the model has 3"),
+        (torch.tensor(1), r"must be \(B,\) class ids or \(B, J\) multi-hot, got a single number"),
+    ],
+    ids=["too many", "too few", "three axes", "a number"],
+)
+@pytest.mark.parametrize("loss", [margin_loss, cross_entropy])
+def test_wrong_multi_hot_targets_are_named(loss, targets, message):
+    with pytest.raises(ValueError, match=message):
+        loss(LENGTHS, targets)
+
+
+def test_spread_loss_names_the_loss_for_several_classes():
+    for classes in (3, 4):
+        with pytest.raises(ValueError, match=r"must be class ids \(B,\), got \(2, .\); margin_loss takes several"):
+            spread_loss(LENGTHS, torch.zeros(2, classes))
+
+
+def test_no_id_is_ignored():
+    with pytest.raises(ValueError, match="must be in 0…2 for 3 classes, got -100; number"):
+        cross_entropy(LENGTHS, torch.tensor([0, -100]))
+
+
+@pytest.mark.parametrize("loss", [margin_loss, spread_loss])
+def test_capsules_are_their_activations(loss):
+    pose, ids = torch.rand(2, 3, 4), torch.tensor([0, 2])
+    assert torch.equal(loss(Capsules(pose), ids), loss(pose.norm(dim=-1), ids))
+    assert torch.equal(loss(Capsules(pose, LENGTHS), ids), loss(LENGTHS, ids))
+
+
+def test_capsules_are_no_logits():
+    with pytest.raises(TypeError, match=r"cross_entropy: logits must be \(B, J\), got Capsules; .* use margin_loss"):
+        cross_entropy(Capsules(torch.rand(2, 3, 4)), torch.tensor([0, 2]))
+
+
+@pytest.mark.parametrize("loss", [margin_loss, spread_loss, cross_entropy])
+def test_poses_arrays_and_integers_are_no_lengths(loss):
+    ids = torch.tensor([0, 2])
+    with pytest.raises(
+        ValueError, match=r"must be \(B, J\), one number .* got \(2, 3, 4\); .* Capsules\(poses\).activ"
+    ):
+        loss(torch.rand(2, 3, 4), ids)
+    with pytest.raises(TypeError, match="must be a tensor, got ndarray"):
+        loss(LENGTHS.numpy(), ids)
+    with pytest.raises(TypeError, match=r"must hold floating-point numbers, got torch.int64; use .*.float\(\)"):
+        loss(LENGTHS.long(), ids)
 
 
 @pytest.mark.parametrize("loss", [margin_loss, spread_loss, cross_entropy])

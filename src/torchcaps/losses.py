@@ -8,14 +8,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from torchcaps.checks import check_tensor
+from torchcaps.capsules import Capsules
+from torchcaps.checks import check_floats, check_tensor
 
 IGNORED = 255  # in a mask: pixels that do not count
 _TINY = 1e-6  # keeps log p and its gradient finite at p = 0
+_NO_ID = -(2**62)  # PyTorch ignores an id of −100, unless another one is to be ignored
 
 
 def margin_loss(
-    lengths: Tensor,
+    lengths: Tensor | Capsules,
     targets: Tensor,
     *,
     present: float = 0.9,
@@ -30,7 +32,7 @@ def margin_loss(
     zero for a capsule of length zero, instead of largest.
 
     Args:
-        lengths: (B, J) of the class capsules, without softmax.
+        lengths: (B, J) of the class capsules, without softmax; or the capsules.
         targets: (B,) class ids, or (B, J) multi-hot for several classes at once.
         present: margin for present classes.
         absent: margin for absent classes.
@@ -40,7 +42,7 @@ def margin_loss(
     Returns:
         (B,).
     """
-    check_batch("margin_loss", lengths, targets)
+    lengths = _presence("margin_loss", "lengths", lengths, targets)
     there = multi_hot(targets, lengths.shape[-1]).to(lengths.dtype)
     if squared_lengths:
         squares = lengths.square()
@@ -52,22 +54,27 @@ def margin_loss(
     return (there * too_short + down_weight * (1 - there) * too_long).sum(-1)
 
 
-def spread_loss(activations: Tensor, targets: Tensor, margin: float | Tensor = 0.9) -> Tensor:
+def spread_loss(activations: Tensor | Capsules, targets: Tensor, margin: float | Tensor = 0.9) -> Tensor:
     """Penalise classes whose activation is within a margin of the target's (Hinton et al. 2018), summed over classes.
 
     Args:
-        activations: (B, J).
+        activations: (B, J); or the class capsules.
         targets: (B,) class ids.
         margin: raise it in training from 0.2 to 0.9, so that few capsules die early.
 
     Returns:
         (B,).
     """
-    check_batch("spread_loss", activations, targets)
+    activations = _presence("spread_loss", "activations", activations, targets)
+    if targets.ndim != 1:
+        raise ValueError(
+            f"spread_loss: targets must be class ids (B,), got {tuple(targets.shape)}; margin_loss takes "
+            "several classes"
+        )
     try:
         right = activations.gather(1, targets[:, None].long())
     except RuntimeError:
-        _check_ids("spread_loss", targets, activations.shape[-1])
+        check_ids("spread_loss", targets, activations.shape[-1])
         raise
     short = functional.relu(margin - (right - activations)).square()
     return short.sum(-1) - short.gather(1, targets[:, None].long())[:, 0]
@@ -98,13 +105,14 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     Returns:
         (B,).
     """
-    check_batch("cross_entropy", logits, targets)
+    _check_values("cross_entropy", "logits", logits, targets)
     if targets.ndim == 1:
         try:
-            return functional.cross_entropy(logits, targets.long(), reduction="none")
+            return functional.cross_entropy(logits, targets.long(), reduction="none", ignore_index=_NO_ID)
         except (RuntimeError, IndexError):
-            _check_ids("cross_entropy", targets, logits.shape[-1])
+            check_ids("cross_entropy", targets, logits.shape[-1])
             raise
+    _check_width("cross_entropy", targets, logits.shape[-1])
     return functional.binary_cross_entropy_with_logits(logits, targets.to(logits.dtype), reduction="none").sum(-1)
 
 
@@ -137,6 +145,8 @@ def check_batch(name: str, values: Tensor, targets: Tensor) -> None:
     Targets of shape (B,) are class ids, so they must not be floating-point numbers.
     """
     check_tensor(name, targets=targets)
+    if not targets.ndim:
+        raise ValueError(f"{name}: targets must be (B,) class ids or (B, J) multi-hot, got a single number")
     # Sizes, not len(), which torch.export takes for constants.
     if values.shape[0] != targets.shape[0]:  # a single target would be broadcast to all examples
         raise ValueError(f"{name}: {len(values)} examples, but {len(targets)} targets")
@@ -155,17 +165,41 @@ def multi_hot(targets: Tensor, classes: int) -> Tensor:
             absent = torch.zeros(targets.shape[0], classes, device=targets.device)
             return absent.scatter(1, targets.long()[:, None], 1.0)
         except RuntimeError:
-            _check_ids("multi_hot", targets, classes)
+            check_ids("multi_hot", targets, classes)
             raise
-    if targets.shape[-1] != classes:
-        raise ValueError(f"targets are for {targets.shape[-1]} classes, the model has {classes}")
+    _check_width("multi_hot", targets, classes)
     return targets
 
 
-def _check_ids(name: str, targets: Tensor, classes: int) -> None:
+def _presence(name: str, label: str, values: Tensor | Capsules, targets: Tensor) -> Tensor:
+    """(B, J) how present each class is, if it fits the targets."""
+    values = values.activation if isinstance(values, Capsules) else values
+    _check_values(name, label, values, targets)
+    return values
+
+
+def _check_values(name: str, label: str, values: Tensor, targets: Tensor) -> None:
+    """Raise an error unless values are floats, (B, J) where targets are ids (B,), and both have the same B."""
+    if isinstance(values, Capsules):
+        raise TypeError(f"{name}: {label} must be (B, J), got Capsules; for capsules use margin_loss or spread_loss")
+    check_floats(name, **{label: values})
+    check_batch(name, values, targets)
+    if targets.ndim == 1 and values.ndim != 2:
+        raise ValueError(
+            f"{name}: {label} must be (B, J), one number for each class, got {tuple(values.shape)}; of poses (B, J, D) "
+            "give Capsules(poses).activation"
+        )
+
+
+def _check_width(name: str, targets: Tensor, classes: int) -> None:
+    if targets.shape[-1] != classes:
+        raise ValueError(f"{name}: targets are for {targets.shape[-1]} classes, the model has {classes}")
+
+
+def check_ids(name: str, targets: Tensor, classes: int) -> None:
     """Raise a ValueError that names a class id out of range, if there is one.
 
-    Called after PyTorch has refused the ids: a check of its own before each loss would wait for a GPU.
+    On a GPU, it would wait for the values: losses call it after PyTorch has refused the ids.
     """
     outside = targets[(targets < 0) | (targets >= classes)]
     if outside.numel():

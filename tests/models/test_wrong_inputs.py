@@ -80,3 +80,37 @@ def test_drawing_names_wrong_masks_and_noise(name):
         model(MASKS, noise.long())
     with pytest.raises(ValueError, match=r"got \(2, 1, 32, 16\) and \(2, 32, 32\)"):
         model.discriminator_input(MASKS, IMAGES[..., :16])
+
+
+CLASSIFIERS = {
+    "capsnet_small": {"decoder": "auto"},
+    "capsnet_small without a decoder": {"decoder": "none"},
+    "efficient_capsnet": {"channels": (4, 4, 4, 8), "hidden": (4,)},
+    "em_capsnet": {"channels": 4, "primary": 2, "first": 2, "second": 2},
+    "posecaps_small": {"width": 4, "types": 2},
+    "pooled_cnn": {},
+    "small_resnet": {},
+    "strong_cnn": {},
+    "baseline_cnn": {"channels": (4, 4, 4), "hidden": (4,)},
+}
+WRONG_TARGETS = [
+    (torch.tensor([3, 10]), ValueError, r"must be in 0…9 for 10 classes, got 10; number the classes from 0"),
+    (torch.tensor([-1, 3]), ValueError, r"must be in 0…9 for 10 classes, got -1"),
+    (torch.tensor([3]), ValueError, "2 examples, but 1 targets"),
+    (torch.tensor([3.0, 4.0]), ValueError, r"must be integers, got torch.float32; use targets.long\(\)"),
+    (torch.zeros(2, 11), ValueError, r"targets .*11"),
+    ([3, 4], TypeError, r"targets must be a tensor, got list; use torch.as_tensor\(targets\)"),
+]
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
+@pytest.mark.parametrize("name", CLASSIFIERS)
+def test_classifiers_name_wrong_targets(name, training):
+    model = create_model(name.partition(" ")[0], image_shape=(1, 32, 32), **CLASSIFIERS[name]).train(training)
+    for targets, error, message in WRONG_TARGETS:
+        with pytest.raises(error, match=message):
+            model(IMAGES, targets)
+    with pytest.raises(ValueError, match="must be in 0…9 for 10 classes, got 11"):
+        model(IMAGES, each=torch.tensor([[1, 2], [3, 11]]))
+    for targets in (torch.tensor([3, 9]), torch.zeros(2, 10), torch.ones(2, 10, dtype=torch.bool)):
+        assert model(IMAGES, targets).lengths.shape == (2, 10)

@@ -17,6 +17,8 @@ from torchcaps.capsules import Capsules, as_capsules
 from torchcaps.checks import check_whole
 from torchcaps.errors import UserError
 from torchcaps.layers import ConvDecoder, Decoder, DenseCaps, anneal, mask_capsules
+from torchcaps.losses import check_batch, check_ids
+from torchcaps.ops.dispatch import eager
 
 
 class Placement(NamedTuple):
@@ -179,6 +181,34 @@ class ImageModel(
         if not images.is_floating_point():
             raise TypeError(f"{name}: expected floats in [0, 1], got {images.dtype}; use model.prepare(images)")
 
+    def check_targets(self, images: Tensor, targets: Tensor | None, each: Tensor | None = None) -> None:
+        """Raise an error unless there are targets for as many images, and of the model's classes.
+
+        Whether ids are in range is looked at on a CPU only, and not in traced programs: a GPU would have to be waited
+        for.
+
+        Args:
+            images: (B, C, H, W).
+            targets: (B,) class ids, (B, J) multi-hot, or None.
+            each: (B, M) class ids, or None.
+        """
+        if targets is None and each is None:
+            return
+        self.check_images(images)
+        name = type(self).__name__
+        for given, several in ((targets, True), (each, False)):
+            if given is None:
+                continue
+            check_batch(name, images, given)
+            if several and given.ndim != 1:
+                if given.shape[1:] != (self.num_classes,):
+                    raise ValueError(
+                        f"{name}: targets must be (B,) class ids or (B, {self.num_classes}) multi-hot, got "
+                        f"{tuple(given.shape)}"
+                    )
+            elif given.is_cpu and eager((given,)):
+                check_ids(name, given, self.num_classes)
+
     def _fits(self, images: Tensor) -> bool:
         axes = 2 if self.any_size else 4  # of those that the model knows
         return images.ndim == 4 and images.shape[1:axes] == self.image_shape[: axes - 1]
@@ -284,6 +314,8 @@ class CapsuleModel(ImageModel):
         Returns:
             Lengths, poses and, with a decoder, a reconstruction (B, C, H, W), or (B, M, C, H, W) with `each`.
         """
+        if self.decoder is None:  # else it checks them
+            self.check_targets(images, targets, each)
         parents = self.classes(self.children_of(images))
         drawn = self.reconstruct(parents, targets) if each is None else self.reconstruct_each(parents, each)
         return Output(parents.activation, parents.pose, drawn)

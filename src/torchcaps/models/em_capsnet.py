@@ -80,9 +80,10 @@ class EMCapsNet(ImageModel):
 
         Args:
             images: (B, C, H, W) in [0, 1].
-            targets: is ignored, like `each`.
-            each: is ignored.
+            targets: (B,) class ids or (B, J) multi-hot, which do not change anything.
+            each: (B, M) class ids, which do not either.
         """
+        self.check_targets(images, targets, each)
         features = functional.relu(self.norm(self.conv(self.normalise(images))))
         parents = self.classes(self.second(self.first(self.primary(features))))
         return Output(parents.activation, parents.pose)

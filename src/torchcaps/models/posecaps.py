@@ -152,6 +152,7 @@ class PoseCaps(ImageModel):
             Lengths, poses and, in evaluation mode, placement; with a decoder a reconstruction; with targets the
             disagreement.
         """
+        self.check_targets(images, targets, each)
         absence = None
         if self.training and self.cover:
             images = cover(images, self.cover, COVER_SHARE)

@@ -68,9 +68,10 @@ class CNN(ImageModel):
 
         Args:
             images: (B, C, H, W) in [0, 1].
-            targets: is ignored, like `each`.
-            each: is ignored.
+            targets: (B,) class ids or (B, J) multi-hot, which do not change anything.
+            each: (B, M) class ids, which do not either.
         """
+        self.check_targets(images, targets, each)
         logits = at_least_float32(self.layers(self.normalise(images)))
         return Output(logits.sigmoid() if self.multi_label else logits.softmax(-1), logits=logits)
 

@@ -21,9 +21,10 @@ class MeanPooled(ImageModel):
 
         Args:
             images: (B, C, H, W) in [0, 1].
-            targets: is ignored, like `each`.
-            each: is ignored.
+            targets: (B,) class ids or (B, J) multi-hot, which do not change anything.
+            each: (B, M) class ids, which do not either.
         """
+        self.check_targets(images, targets, each)
         features = self.layers(self.normalise(images)).mean((-2, -1))
         logits = at_least_float32(self.head(features))
         return Output(logits.sigmoid() if self.multi_label else logits.softmax(-1), logits=logits)

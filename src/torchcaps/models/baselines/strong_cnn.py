@@ -99,9 +99,10 @@ class StrongCNN(ImageModel):
 
         Args:
             images: (B, C, H, W) in [0, 1].
-            targets: is ignored, like `each`.
-            each: is ignored.
+            targets: (B,) class ids or (B, J) multi-hot, which do not change anything.
+            each: (B, M) class ids, which do not either.
         """
+        self.check_targets(images, targets, each)
         logits_BGJ = self._logits_of_views(self.normalise(images))
         if self.answer == "sigmoid":
             scores_BGJ = logits_BGJ.sigmoid()
