@@ -36,15 +36,27 @@ def make_device(device: str) -> torch.device:
 
 
 def parse_device(device: str | torch.device) -> torch.device:
-    """The device of this name, as PyTorch names devices: "cpu", "cuda:1"."""
+    """The device of this name, as PyTorch names devices: "cpu", "cuda:1"; raise a UserError if there is none."""
     import torch
 
     try:
-        return torch.device(device)
+        place = torch.device(device)
     except (RuntimeError, TypeError) as error:
         what = _hint(str(device)) or "give a device of PyTorch, such as 'cpu', 'cuda' or 'cuda:0'"
         raise UserError(f"device={device!r}: {what}") from error
+    if place.type in ("cuda", "mps"):
+        count = torch.cuda.device_count() if place.type == "cuda" else int(torch.backends.mps.is_available())
+        if count <= (place.index or 0):
+            found = (
+                f"PyTorch finds {count} of this kind" if count else "this machine, or this build of PyTorch, has none"
+            )
+            raise UserError(f"device={str(device)!r}: {found}; use device='cpu'")
+    return place
 
 
 def _hint(device: str) -> str:
-    return "PyTorch calls a GPU 'cuda' (on a Mac 'mps')" if device.partition(":")[0] == "gpu" else ""
+    small = device.lower()
+    kind = small.partition(":")[0]
+    if kind == "gpu":
+        return "PyTorch calls a GPU 'cuda' (on a Mac 'mps')"
+    return f"did you mean {small!r}?" if device != small and kind in ("auto", "cpu", "cuda", "mps") else ""

@@ -98,3 +98,16 @@ def test_a_decoder_of_another_size_is_named(kind):
     ):
         decoder(torch.rand(2, 5, 4))
     assert decoder(torch.rand(2, 12)).shape == (2, 1, 8, 8)  # poses may be flat
+
+
+@pytest.mark.parametrize("kind", [Decoder, ConvDecoder])
+def test_what_is_not_masked_poses_is_named(kind):
+    decoder = kind(3, 4, (1, 8, 8))
+    with pytest.raises(TypeError, match=r"expected masked poses, got Capsules; use mask_capsules\(capsules, targets\)"):
+        decoder(Capsules(torch.rand(2, 3, 4)))
+    with pytest.raises(TypeError, match="poses must be a tensor, got ndarray"):
+        decoder(torch.rand(2, 3, 4).numpy())
+    with pytest.raises(
+        TypeError, match=r"poses must hold floating-point numbers, got torch.int64; use poses.float\(\)"
+    ):
+        decoder(torch.ones(2, 3, 4, dtype=torch.int64))

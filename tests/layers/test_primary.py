@@ -96,6 +96,14 @@ def test_what_replaces_forward_is_called():
     assert not layer(FEATURES).pose.any()
 
 
+def test_what_replaces_the_convolution_inside_is_given_the_bias():
+    layer = PrimaryCaps(2, 3, 4, kernel_size=3)
+    convolve, given = layer.conv._conv_forward, []
+    layer.conv._conv_forward = lambda x, weight, bias: given.append(bias) or convolve(x, weight, bias)
+    torch.testing.assert_close(layer(FEATURES).pose, moved(layer))
+    assert given[0] is layer.conv.bias
+
+
 def test_maps_that_do_not_fit_are_named():
     layer = PrimaryCaps(2, 3, 4)
     layer.conv = nn.Conv2d(2, 12, (3, 5), padding=(1, 0), dilation=2)

@@ -108,7 +108,30 @@ def test_loading_weights_of_other_code_names_convert(tmp_path, name, source):
         torchcaps.load(tmp_path / name)
 
 
-@pytest.mark.parametrize(("device", "message"), [("gpu", "PyTorch calls a GPU 'cuda'"), ("tpus", "such as 'cpu'")])
+@pytest.mark.parametrize(
+    ("device", "message"),
+    [
+        *((name, "PyTorch calls a GPU 'cuda'") for name in ("gpu", "GPU", "Gpu:0")),
+        ("CUDA:0", "did you mean 'cuda:0'"),
+        ("CPU", "did you mean 'cpu'"),
+        ("tpus", "such as 'cpu'"),
+    ],
+)
 def test_a_device_that_does_not_exist_is_named(device, message):
     with pytest.raises(UserError, match=f"device='{device}': .*{message}"):
+        torchcaps.load("capsnet-digits", device)
+
+
+@pytest.mark.parametrize(
+    ("device", "count", "message"),
+    [
+        ("cuda", 0, "this machine, or this build of PyTorch, has none; use device='cpu'"),
+        ("cuda:7", 2, "PyTorch finds 2 of this kind; use device='cpu'"),
+        (torch.device("cuda", 1), 0, "this machine, .* has none"),
+    ],
+    ids=str,
+)
+def test_a_device_that_is_not_there_is_named(monkeypatch, device, count, message):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    with pytest.raises(UserError, match=f"device='{device}': {message}"):
         torchcaps.load("capsnet-digits", device)

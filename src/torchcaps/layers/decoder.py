@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from torchcaps.capsules import Capsules, as_capsules
-from torchcaps.checks import check_whole
+from torchcaps.checks import check_floats, check_whole
 from torchcaps.errors import UserError
 from torchcaps.losses import check_batch, multi_hot
 from torchcaps.ops.squash import at_least_float32
@@ -102,10 +102,14 @@ class ConvDecoder(nn.Module):
 
 def _flat(decoder: Decoder | ConvDecoder, masked_BJD: Tensor) -> Tensor:
     """(B, J·D), if that is what the decoder was made for."""
+    name = type(decoder).__name__
+    if isinstance(masked_BJD, Capsules):  # a decoder of all poses would draw all classes at once
+        raise TypeError(f"{name}: expected masked poses, got Capsules; use mask_capsules(capsules, targets)")
+    check_floats(name, poses=masked_BJD)
     flat = masked_BJD.flatten(1)
     if flat.shape[1] != decoder.capsules * decoder.dim:
         raise ValueError(
-            f"{type(decoder).__name__}: expected poses of shape (B, {decoder.capsules}, {decoder.dim}), got "
+            f"{name}: expected poses of shape (B, {decoder.capsules}, {decoder.dim}), got "
             f"{tuple(masked_BJD.shape)}; give capsules and dim of the class capsules below it"
         )
     return flat

@@ -113,5 +113,5 @@ def _is_plain(conv: nn.Module) -> bool:
         or conv._backward_pre_hooks
         or module._has_any_global_hook()
     )
-    changed = "forward" in conv.__dict__ or conv._compiled_call_impl is not None
+    changed = "forward" in conv.__dict__ or "_conv_forward" in conv.__dict__ or conv._compiled_call_impl is not None
     return type(conv) is nn.Conv2d and not hooks and not changed
