@@ -19,7 +19,7 @@ from torchcaps.ops.squash import no_autocast
 
 ROUNDING = 1e-3  # how far an activation may be below 0: 1 − p of rounded numbers, or a finite difference at 0
 TINIEST = 1e-20  # of epsilon and floor: float32 can still hold what is divided by them
-MOST, SHARE = 0.03, 0.12  # the usual inverse temperature, and that times children for each parent, are at most these
+MOST, SHARE = 0.03, 0.16  # the usual inverse temperature, and that times children for each parent, are at most these
 
 
 def em_routing(
@@ -46,7 +46,7 @@ def em_routing(
         beta_u: (J,) cost of explaining a child badly.
         beta_a: (J,) gain of being active.
         iterations: number of EM iterations, at least 1.
-        inverse_temperature: how sharp activations are; gets no gradient. By default 0.03, or 0.12 · J/I where that is
+        inverse_temperature: how sharp activations are; gets no gradient. By default 0.03, or 0.16 · J/I where that is
             less: the cost of a parent grows with the number of its children, and activations must not saturate.
         epsilon: added to the sum of a parent's weights. It draws parents of little weight to zero: make it smaller
             where few children share many parents.
