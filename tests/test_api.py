@@ -21,6 +21,7 @@ MODULES += (
     "torchcaps.train.callbacks",
     "torchcaps.testing",
     "torchcaps.losses",
+    "torchcaps.similarity",
 )
 
 
