@@ -237,7 +237,7 @@ def test_every_command_option_and_setting_is_on_a_page(site):
     assert [name for name in list_recipes() if f"<code>{name}</code>" not in settings] == []
 
 
-@pytest.mark.parametrize("number", [1, 2], ids=["a network of layers", "a routing of one's own"])
+@pytest.mark.parametrize("number", [1, 2, 3], ids=["parts with poses", "a network of layers", "a routing of one's own"])
 def test_examples_of_layers_run_as_the_page_says(number):
     example = blocks(DOCS / "routing.md", "python")[number]
     try:

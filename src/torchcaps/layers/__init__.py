@@ -8,6 +8,7 @@ from torchcaps.layers.dense import DenseCaps
 from torchcaps.layers.matrix import ClassCaps, MatrixConvCaps2d, MatrixPrimaryCaps
 from torchcaps.layers.primary import PrimaryCaps
 from torchcaps.layers.routings import ROUTINGS, Routing, register_routing
+from torchcaps.layers.whole import WholeCaps
 
 __all__ = [
     "ROUTINGS",
@@ -21,6 +22,7 @@ __all__ = [
     "MatrixPrimaryCaps",
     "PrimaryCaps",
     "Routing",
+    "WholeCaps",
     "anneal",
     "concurrent",
     "make_decoder",
