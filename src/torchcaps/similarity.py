@@ -101,7 +101,7 @@ class Similarity:
     @property
     def scale(self) -> Tensor:
         """(...) the factor by which lengths grow."""
-        return torch.hypot(self.numbers[..., 2], self.numbers[..., 3])
+        return (self.numbers[..., 2] ** 2 + self.numbers[..., 3] ** 2).sqrt()  # hypot has no ONNX operator
 
     def __call__(self, places: Tensor) -> Tensor:
         """Map places (..., 2)."""

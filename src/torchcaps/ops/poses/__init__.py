@@ -129,9 +129,13 @@ def member_log_likelihood(parts: Parts, layouts: Layouts, whole: Tensor, label: 
 
 def parts_of(pose: Tensor, presence: Tensor, types: Tensor, symmetry: Sequence[int]) -> Parts:
     """Parts in the type of `pose`; the poses of absent ones, which may be anything, become the identity."""
-    identity = pose.new_tensor([0.0, 0.0, 1.0, 0.0])
+    identity = torch.zeros_like(pose)
+    identity[..., 2] = 1
     here = Similarity(torch.where((presence > 0)[..., None], pose, identity))
-    turns = torch.tensor(symmetry, device=types.device)[types.argmax(-1)]
+    label = types.argmax(-1)
+    turns = torch.zeros_like(label)
+    for type, count in enumerate(symmetry):  # nothing is copied from the host: a CUDA graph can record it
+        turns = turns.masked_fill(label == type, count)
     return Parts(here, presence.to(pose), types.to(pose), turns)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torchcaps.ops.poses.values import Explained, Hypotheses, Layouts, Parts, log_volume
 from torchcaps.similarity import Similarity
 
-LEAST_TYPE = 1e-12  # added to the probability of a type, before its logarithm
+LEAST_TYPE = 1e-12  # probability of a type, for its logarithm; the ONNX exporter would drop it from a sum
 LEAST_WEIGHT = 1e-6  # added to sums of weights: a hypothesis that found nothing stays where it is
 SAME = 0.5  # a hypothesis that shares more of its parts with a better one of its class is that one
 ANGLE = 2  # position of the angle in a logarithm
@@ -71,7 +71,7 @@ def log_likelihoods(parts: Parts, layouts: Layouts, hypotheses: Hypotheses, resi
     nothing = 0.5 * math.log(2 * math.pi) - tolerance[..., ANGLE].log()
     turns = torch.where(symmetry > 0, symmetry.clamp_min(1).to(nothing.dtype).log(), nothing)
     square = (residual_BKIM4 / tolerance).square().sum(-1)
-    return (type_BKIM + LEAST_TYPE).log() - 0.5 * square - log_volume(tolerance) - turns - layouts.clutter
+    return type_BKIM.clamp_min(LEAST_TYPE).log() - 0.5 * square - log_volume(tolerance) - turns - layouts.clutter
 
 
 def explain(
@@ -119,6 +119,15 @@ def move(
     return hypotheses._replace(pose=hypotheses.pose @ Similarity.exp(step_BK4))
 
 
+def best_first(values_BK: Tensor) -> Tensor:
+    """Positions (B, K) of the values, the largest first, and equal ones in their order; ONNX has no such sort."""
+    K = values_BK.shape[1]
+    position_K = torch.arange(K, device=values_BK.device)
+    one, other = values_BK[:, :, None], values_BK[:, None]
+    rank_BK = ((other > one) | ((other == one) & (position_K < position_K[:, None]))).sum(-1)
+    return torch.zeros_like(rank_BK).scatter(1, rank_BK, position_K.expand_as(rank_BK))
+
+
 def best_votes(parts: Parts, layouts: Layouts, turns: int, count: int) -> Hypotheses:
     """The votes that the most other votes agree with, each moved to the middle of those; one for each whole.
 
@@ -137,15 +146,22 @@ def best_votes(parts: Parts, layouts: Layouts, turns: int, count: int) -> Hypoth
     seeds = Hypotheses(Similarity(poses.numbers.flatten(1, 4)), label.flatten(1), valid.flatten(1))
     residual = residuals(parts, layouts, seeds)
     seen = explain(parts, layouts, seeds, parts.presence[:, None], residual)
-    order = seen.log_odds.argsort(dim=1, descending=True, stable=True)
+    order = best_first(seen.log_odds)
     moved = move(parts, layouts, seeds, seen.found, residual).take(order)
     found = seen.found.flatten(2).take_along_dim(order[..., None], 1)
     shared_BKK = found @ found.mT / (found.sum(-1) + LEAST_WEIGHT)[..., None]
     alike_BKK = moved.label[:, :, None] == moved.label[:, None]
     repeats_BK = ((shared_BKK > SAME) & alike_BKK).tril(-1).any(-1)
     moved = moved._replace(possible=moved.possible & ~repeats_BK)
-    kept = repeats_BK.to(torch.uint8).argsort(dim=1, stable=True)[:, :count]
+    kept = best_first(~repeats_BK)[:, :count]
     return moved.take(kept)
+
+
+def left_by_better(claims_BKI: Tensor) -> Tensor:
+    """Share (B, K, I) of each part that the hypotheses before each one leave: the product of 1 - claims."""
+    # As a sum of logarithms, because ONNX has no such product; the least leaves a gradient.
+    logs_BKI = (1 - claims_BKI).clamp_min(torch.finfo(claims_BKI.dtype).eps).log()
+    return (logs_BKI.cumsum(1) - logs_BKI).exp()
 
 
 def route(
@@ -168,9 +184,9 @@ def route(
     for _ in range(iterations):
         residual = residuals(parts, layouts, hypotheses)
         seen = explain(parts, layouts, hypotheses, parts.presence[:, None] * left_BKI, residual)
-        order = seen.log_odds.argsort(dim=1, descending=True, stable=True)
+        order = best_first(seen.log_odds)
         hypotheses = move(parts, layouts, hypotheses, seen.found, residual).take(order)
         seen = seen.take(order)
         # The better a hypothesis, the sooner it takes its parts: what one explains is not explained twice.
-        left_BKI = torch.cat([torch.ones_like(seen.claims[:, :1]), (1 - seen.claims).cumprod(1)[:, :-1]], dim=1)
+        left_BKI = left_by_better(seen.claims)
     return hypotheses, seen, seen.claims * left_BKI
