@@ -77,7 +77,7 @@ def same_tables(monkeypatch):
         table.clear()
         table.update(known)
     for name in set(sys.modules) - modules:
-        if name in plugins._files or name == "own":
+        if name in plugins._files or name.partition(".")[0] in ("own", "bars_package"):
             del sys.modules[name]
     plugins._files.clear()
     sys.path[:] = path
@@ -217,6 +217,42 @@ def test_a_plugin_named_like_an_imported_module_replaces_nothing(tmp_path):
     plugins.load_plugins([str(tmp_path / "json.py")])
     assert sys.modules["json"] is json
     assert plugins.plugin_of(MODELS["tiny"].__module__) == "json.py"
+
+
+def package(folder):
+    """A plugin in a package, which imports another of its modules by a relative name."""
+    (folder / "bars_package").mkdir()
+    (folder / "bars_package" / "__init__.py").write_text("")
+    (folder / "bars_package" / "sizes.py").write_text("SIZE = 12")
+    (folder / "bars_package" / "own.py").write_text("from .sizes import SIZE\n" + PLUGIN)
+
+
+def test_a_module_of_the_current_folder_becomes_its_path(own, monkeypatch, tmp_path_factory):
+    package(own)
+    (own / "loose").mkdir()
+    (own / "loose" / "own.py").write_text(PLUGIN)
+    (own / "json.py").write_text("")
+    inside = str(own / "bars_package" / "own.py")
+    found = {"own": str(own / "own.py"), "bars_package.own": inside, "loose.own": "loose.own", "json": "json"}
+    found["bars_package"] = str(own / "bars_package" / "__init__.py")
+    assert {name: plugins.absolute(name) for name in found} == found
+    assert plugins.inherit(["own", "own.py"]) == (str(own / "own.py"),)
+    assert make_recipe({"name": "x", "plugins": ["own"]}).plugins == ("own",)
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+    monkeypatch.syspath_prepend(own)
+    assert plugins.absolute("own") == "own"  # found in every folder, like an installed one
+    monkeypatch.delitem(sys.modules, "bars_package", raising=False)
+    plugins.load_plugins([inside, inside])
+    assert plugins.plugin_of(MODELS["tiny"].__module__) == "bars_package.own"
+
+
+def test_a_run_names_the_file_of_a_module_of_the_current_folder(own):
+    (own / "named.yaml").write_text(RECIPE.replace("[own.py]", "[own]"))
+    folder = start_run(load_recipe("named.yaml"), out=own / "run", device="cpu")
+    assert load_recipe(str(folder / "recipe.yaml")).plugins == (str(own / "own.py"),)
+    tree = {"name": "x", "plugins": ["own"], "data": {"source": "bars"}, "model": {"name": "tiny"}}
+    folder = start_run(make_recipe({**tree, "train": {"epochs": 1}}), out=own / "again", device="cpu")
+    assert load_recipe(str(folder / "recipe.yaml")).plugins == (str(own / "own.py"),)
 
 
 def test_installed_packages_are_asked_for_an_unknown_name(own, monkeypatch):

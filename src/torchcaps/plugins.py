@@ -1,8 +1,8 @@
 """Plugins: modules of users that register models, routings, data sets or tasks when they are imported.
 
 A plugin is the name of a module or the path of a .py file. It is given with `--plugin`, by the key `plugins` of a
-recipe, or by an installed package as an entry point of the group `torchcaps.plugins`. Child processes inherit the names
-in the environment variable TORCHCAPS_PLUGINS. Nothing else imports one: a model file only names those that it needs.
+recipe, or by an installed package as an entry point of the group `torchcaps.plugins`. Child processes inherit them in
+the environment variable TORCHCAPS_PLUGINS. Nothing else imports one: a model file only names those that it needs.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 import sys
 import warnings
 from collections.abc import Iterable
+from contextlib import suppress
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
@@ -22,6 +23,7 @@ from torchcaps.errors import UserError
 
 VARIABLE = "TORCHCAPS_PLUGINS"
 GROUP = "torchcaps.plugins"
+INIT = "__init__.py"
 _files: dict[str, Path] = {}  # plugins that were imported from a file, by the name of their module
 _installed: list[str] | None = None  # the plugins of installed packages, once they have been imported
 
@@ -72,10 +74,14 @@ def absolute(plugin: str, folder: str | os.PathLike[str] = ".") -> str:
     """The plugin so that a process in another folder finds it.
 
     Args:
-        plugin: the name of a module, which stays as it is, or a path.
-        folder: that the path starts from.
+        plugin: the name of a module, or a path. The name of a module that is found through the current folder alone
+            becomes its path; that of an installed one stays as it is.
+        folder: that a path starts from.
     """
-    return os.path.abspath(Path(folder, plugin)) if is_file(plugin) else plugin
+    if is_file(plugin):
+        return os.path.abspath(Path(folder, plugin))
+    found = _file_here(plugin)
+    return plugin if found is None else str(found)
 
 
 def plugin_of(module: str) -> str | None:
@@ -112,6 +118,9 @@ def _import_file(path: Path) -> None:
         raise UserError(f"there is no plugin {path}: check the path")
     if any(_is_from(module, path) for module in list(sys.modules.values())):
         return  # also the running script
+    if name := _name_in_package(path):
+        _import_module(name)  # the file may import others of its package by relative names
+        return
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))  # the file may import others beside it, as a script does
     name = path.stem
@@ -127,6 +136,37 @@ def _import_file(path: Path) -> None:
     except Exception as error:
         del sys.modules[name], _files[name]
         raise _failed(str(path), error) from error
+
+
+def _name_in_package(path: Path) -> str | None:
+    """The name by which a file in a package is imported, with the folder of the package in the search path."""
+    parts = [] if path.name == INIT else [path.stem]
+    folder = path.parent
+    while (folder / INIT).is_file():
+        parts.insert(0, folder.name)
+        folder = folder.parent
+    if folder == path.parent or not all(part.isidentifier() for part in parts):
+        return None
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
+    return ".".join(parts) if _is_found_at(parts[0], folder / parts[0] / INIT) else None
+
+
+def _file_here(name: str) -> Path | None:
+    """The file of a module that Python finds through the current folder, and nowhere else."""
+    here = Path.cwd()
+    parts = name.split(".")
+    files = (here.joinpath(*parts[:-1], f"{parts[-1]}.py"), here.joinpath(*parts, INIT))
+    file = next((each for each in files if each.is_file()), None)
+    packages = [here.joinpath(*parts[: depth + 1], INIT) for depth in range(len(parts) - 1)]
+    if file is None or not all(each.is_file() for each in packages):
+        return None  # a folder without __init__.py is no package, and from a path its relative imports would fail
+    elsewhere = [folder for folder in sys.path if Path(folder).resolve() != here.resolve()]
+    for finder in sys.meta_path:  # also that of packages that are installed in place
+        with suppress(ImportError, AttributeError, ValueError):
+            if finder.find_spec(parts[0], elsewhere) is not None:
+                return None
+    return file
 
 
 def _is_from(module: ModuleType, path: Path) -> bool:

@@ -18,7 +18,7 @@ from torchcaps.errors import UserError
 from torchcaps.io.atomic import write_text
 from torchcaps.models import ImageModel, load
 from torchcaps.models.files import check_savable, write_model
-from torchcaps.plugins import inherited
+from torchcaps.plugins import absolute, inherited
 from torchcaps.train.callbacks import Callback, RunCallback, WorkerCallback
 from torchcaps.train.checkpoint import clear, copy_state, load_checkpoint, never_saved, reason, save_checkpoint
 from torchcaps.train.cudagraph import deterministic
@@ -59,8 +59,8 @@ def start_run(
         console: where to print; by default nowhere.
     """
     import_plugins(recipe)
-    # So that the folder's recipe.yaml is enough to resume the run.
-    plugins = tuple(dict.fromkeys((*recipe.plugins, *inherited())))
+    # So that the folder's recipe.yaml is enough to resume the run, from any folder.
+    plugins = tuple(dict.fromkeys((*map(absolute, recipe.plugins), *inherited())))
     recipe = recipe.model_copy(update={"plugins": plugins})
     dist = _launch(recipe, device, devices, nodes, shard)
     folder = dist.broadcast_from_main(lambda: _new_folder(recipe, out))
