@@ -7,8 +7,10 @@ import subprocess
 import sys
 from importlib.metadata import EntryPoint
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import torchcaps
 from torchcaps import plugins
@@ -295,6 +297,54 @@ def test_a_model_file_names_its_plugins_and_never_imports_them(own, call):
         code, _, complaint = call("export", own / "model")
         assert code == 2
         assert needed in " ".join(complaint.split())
+
+
+DRAWS = """
+from torchcaps.models import CapsPix2Pix, register_model
+
+class OwnDraws(CapsPix2Pix):
+    pass
+
+@register_model
+def own_draws(image_shape=(1, 16, 16), **options) -> OwnDraws:
+    return OwnDraws(image_shape, **{"channels": 2, "z": 4, **options})
+"""
+
+
+def test_generate_draws_with_a_model_of_ones_own(own, call):
+    (own / "draws.py").write_text(DRAWS)
+    plugins.load_plugins(["draws.py"])
+    torchcaps.save(torchcaps.create_model("own_draws"), own / "model")
+    Image.fromarray(np.eye(16, dtype=np.uint8) * 255).save(own / "mask.png")
+    for table, name in ((MODELS, "own_draws"), (CLASSES, "OwnDraws")):
+        del table[name]
+    sys.modules.pop("draws")
+    arguments = ("generate", own / "model", own / "mask.png", "--n", "2", "--out", own / "drawn")
+    code, _, complaint = call(*arguments)
+    assert (code, "pass --plugin draws.py" in " ".join(complaint.split())) == (2, True)
+    code, printed, complaint = call(*arguments, "--plugin", "draws")
+    assert code == 0, complaint
+    assert len(printed.split()) == len(list((own / "drawn").iterdir())) == 2
+
+
+def test_convert_imports_plugins_which_the_converted_model_does_not_need(own, call):
+    shapes = {"conv1": (4, 1, 9, 9), "primarycaps.conv2d": (8, 4, 9, 9)}
+    state = {f"{name}.weight": torch.randn(shape) for name, shape in shapes.items()}
+    state |= {f"{name}.bias": torch.randn(shape[0]) for name, shape in shapes.items()}
+    state["digitcaps.weight"] = torch.randn(3, 8, 6, 4)  # 2 types of 4 at 2×2 places, for images of 20×20
+    for number, shape in enumerate([(5, 18), (7, 5), (400, 7)]):
+        state |= {
+            f"decoder.{2 * number}.weight": torch.randn(shape),
+            f"decoder.{2 * number}.bias": torch.randn(shape[0]),
+        }
+    torch.save(state, own / "weights.pt")
+    arguments = ("convert", "weights.pt", "--from", "pytorch", "--out", own / "model")
+    code, _, complaint = call(*arguments, "--plugin", "own.py")
+    assert code == 0, complaint
+    assert "tiny" in MODELS
+    assert "plugins" not in json.loads((own / "model" / "config.json").read_text())
+    code, _, complaint = call(*arguments, "--plugin", "nothing_like_this")
+    assert (code, "there is no plugin 'nothing_like_this'" in complaint) == (2, True)
 
 
 class Counting(CapsNet):
