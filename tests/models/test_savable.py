@@ -9,7 +9,9 @@ from torch.nn.utils import parametrizations, prune
 
 import torchcaps
 from torchcaps.errors import UserError
-from torchcaps.models import create_model
+from torchcaps.models import CapsNet, create_model
+from torchcaps.models.registry import CLASSES
+from torchcaps.models.savable import unwrapped
 
 SMALL = {"image_shape": (1, 14, 14), "num_classes": 3, "channels": 4, "types": 2, "hidden": (8,)}
 IMAGES = torch.rand(2, 1, 14, 14)
@@ -17,7 +19,7 @@ IMAGES = torch.rand(2, 1, 14, 14)
 
 @pytest.fixture
 def model():
-    return create_model("capsnet_small", **SMALL).eval()
+    return create_model("capsnet_small", mean=(0.1,), **SMALL).eval()
 
 
 def compiled(model):
@@ -39,13 +41,33 @@ def pruned(model):
     return model
 
 
-@pytest.mark.parametrize("change", [compiled, compiled_layer, weight_norm, pruned], ids=lambda each: each.__name__)
+def compiled_twice(model):
+    return torch.compile(compiled(model), backend="eager")
+
+
+def old_weight_norm(model):
+    with pytest.warns(FutureWarning, match="deprecated"):
+        nn.utils.weight_norm(model.conv)
+    with torch.no_grad():
+        model.conv.weight_g *= 2
+    return model
+
+
+def old_spectral_norm(model):
+    nn.utils.spectral_norm(model.decoder.layers[0])
+    return model
+
+
+CHANGES = [compiled, compiled_layer, compiled_twice, weight_norm, pruned, old_weight_norm, old_spectral_norm]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda each: each.__name__)
 def test_wrapped_and_parametrised_models_are_saved_as_they_compute(model, change, tmp_path):
     changed = change(model)
-    before = set(changed.state_dict())
+    before = set(unwrapped(changed).state_dict())
     loaded = torchcaps.load(torchcaps.save(changed, tmp_path / "model"))
-    assert set(changed.state_dict()) == before
-    plain = getattr(changed, "_orig_mod", changed)
+    assert set(unwrapped(changed).state_dict()) == before
+    plain = unwrapped(changed)
     with torch.compiler.set_stance("force_eager"):  # what is compiled is not the question here
         torch.testing.assert_close(loaded(IMAGES).lengths, plain(IMAGES).lengths)
     assert set(loaded.state_dict()) == set(create_model("capsnet_small", **SMALL).state_dict())
@@ -71,9 +93,62 @@ def nan(model):
     model.conv.bias.data[0] = torch.nan
 
 
+def filled_mean(model):
+    model.mean.fill_(0.9)
+
+
+def assigned_mean(model):
+    model.mean = torch.full((1, 1, 1), 0.9)
+
+
+def removed_mean(model):
+    model.mean = None
+
+
+def new_std(model):
+    model.std = torch.full((1, 1, 1), 0.5)
+
+
+def hooked(model):
+    model.conv.register_forward_hook(lambda module, inputs, output: output * 2)
+
+
+def hooked_before(model):
+    model.register_forward_pre_hook(lambda module, inputs: None)
+
+
+def patched(model):
+    model.conv.forward = lambda images: images
+
+
+def without_decoder(model):
+    model.decoder = None
+
+
+def one_more_layer(model):
+    model.extra = nn.Linear(2, 3)
+
+
+def quantised(model):
+    model.decoder.layers[0] = SameName(48, 8)
+
+
+SameName = type("Linear", (nn.Linear,), {})
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        (filled_mean, r"model.mean was changed after .* and load would bring back \[0.1.*\]: give mean to the constr"),
+        (assigned_mean, "model.mean was changed after"),
+        (removed_mean, "model.mean was changed after"),
+        (new_std, "model.std was changed after .*bring back None: give std to the constructor"),
+        (hooked, "conv has a forward hook .*remove it before saving"),
+        (hooked_before, "model has a forward pre-hook"),
+        (patched, "conv.forward was replaced"),
+        (without_decoder, "decoder was removed, but load would build it again: "),
+        (one_more_layer, "extra was added, but load would not build it"),
+        (quantised, "decoder.layers.0 is a test_savable.Linear, but load would build a torch.nn.modules.linear.Linear"),
         (iterations_of_a_layer, "classes.iterations was changed from 3 to 5 .* give iterations to the constructor"),
         (iterations_of_the_model, "model.iterations was changed from 3 to 5"),
         (other_layer, "conv is a Sequential, but load would build a PatchConv2d"),
@@ -87,6 +162,42 @@ def test_what_load_would_lose_is_refused_and_leaves_no_folder(model, change, mes
     with pytest.raises(UserError, match=f"save: .*{message}"):
         torchcaps.save(model, tmp_path / "model")
     assert list(tmp_path.iterdir()) == []
+
+
+class Scratch(CapsNet):
+    """Has a constant tensor, and one that is drawn when it is built."""
+
+    def __init__(self, image_shape=(1, 14, 14), num_classes=3, **options):
+        super().__init__(
+            image_shape, num_classes, **{"channels": 4, "kernel": 5, "types": 2, "primary_kernel": 5, **options}
+        )
+        self.register_buffer("scale", torch.arange(3) / 2, persistent=False)
+        self.table = torch.ones(2)
+        self.own = self.register_forward_hook(lambda module, inputs, output: None)
+
+
+class Drawn(Scratch):
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.register_buffer("noise", torch.rand(3), persistent=False)
+
+
+@pytest.fixture
+def scratch(monkeypatch):
+    for kind in (Scratch, Drawn):
+        monkeypatch.setitem(CLASSES, kind.__name__, kind)
+
+
+def test_constants_that_are_not_saved_are_compared(scratch, tmp_path):
+    model = Scratch()
+    generator = torch.get_rng_state()
+    torchcaps.save(model.half(), tmp_path / "model")
+    assert torch.equal(torch.get_rng_state(), generator)
+    model.table[0] = 3
+    with pytest.raises(UserError, match="model.table was changed after"):
+        torchcaps.save(model, tmp_path / "other")
+    with pytest.raises(UserError, match="model.noise .* register_buffer with persistent=True"):
+        torchcaps.save(Drawn(), tmp_path / "other")
 
 
 def test_a_module_of_another_library_is_refused(tmp_path):

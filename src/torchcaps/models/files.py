@@ -32,9 +32,10 @@ WEIGHTS_DIR = Path(str(resources.files("torchcaps"))) / "weights"
 def save(model: ImageModel, folder: str | os.PathLike[str]) -> Path:
     """Write a model to a folder, with everything that `load` needs.
 
-    What `load` could not build again is refused, and nothing is written: a class that is not registered, attributes
-    that were changed after the model was built, replaced layers. Wrappers of `torch.compile` are left out;
-    parametrised and pruned weights are saved as the layers use them.
+    What `load` could not build again is refused, and nothing is written: a class that is not registered; attributes,
+    and tensors that are not saved, changed after the model was built; replaced layers or methods; forward hooks.
+    Wrappers of `torch.compile` are left out; parametrised, normalised and pruned weights are saved as the layers use
+    them.
 
     Args:
         model: any model; the class of a model of your own must be registered, see `register_model`.
