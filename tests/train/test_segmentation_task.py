@@ -24,7 +24,7 @@ def test_weights_by_default_and_by_name():
     assert mixed.weights == {"dice_loss": 2.0, "margin": 0.5}
     for section, message in (
         (LossSection(cross_entropy=0.0), "at least one of cross_entropy, dice and margin"),
-        (LossSection(spread=1.0), "not for masks"),
+        (LossSection(spread=1.0), "loss.spread is not for segmentation, which has loss.cross_entropy, loss.dice"),
     ):
         with pytest.raises(UserError, match=message):
             SegmentationTask.make(small(), None, section)

@@ -14,6 +14,7 @@ from lightning_fabric import Fabric
 from torch import Tensor
 
 from torchcaps.data import Batch, make_loader
+from torchcaps.errors import UserError
 from torchcaps.losses import combine
 from torchcaps.train.cudagraph import compiled
 from torchcaps.train.distributed import Distributed
@@ -99,11 +100,13 @@ class Task(ABC):
         weights: weights of the loss terms.
         measure: the name of what `correct` computes.
         learns_from: what its data is called in messages.
+        loss_settings: keys of the recipe's section `loss` that its `make` reads.
     """
 
     weights: dict[str, float]
     measure: ClassVar[str]
     learns_from: ClassVar[str] = "data of its own"
+    loss_settings: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     @abstractmethod
@@ -117,6 +120,16 @@ class Task(ABC):
     @abstractmethod
     def correct(self, answers: Tensor, targets: Tensor, /) -> Tensor:
         """(B,) the measure of each example, in [0, 1]."""
+
+    @classmethod
+    def check_settings(cls, section: LossSection) -> None:
+        """Raise a UserError if the recipe's section `loss` sets what `make` does not read."""
+        defaults = LossSection()
+        for name in sorted(section.model_fields_set):
+            value = getattr(section, name)
+            if value and value != getattr(defaults, name) and name not in cls.loss_settings:
+                called = cls.__name__.removesuffix("Task").lower()
+                raise UserError(f"loss.{name} is not for {called}, which has loss.{', loss.'.join(cls.loss_settings)}")
 
     @classmethod
     def model_options(cls, recipe: Recipe, data: Any) -> dict[str, Any]:
@@ -246,9 +259,21 @@ class SupervisedStep:
         images, targets, parts, labels = batch
         with self.context.fabric.autocast():
             output = network(images, targets) if labels is None else network(images, targets, each=labels)
-        terms = self.task.terms(output, images if parts is None else parts, targets)
+        terms = _checked(self.task, self.task.terms(output, images if parts is None else parts, targets), targets)
         loss = combine(terms, self.task.weights, self.task.example_weights(targets))
         return Loss(loss, terms, self.task.correct(self.task.answers(output), targets))
 
     def _backward(self, loss: Tensor, weight: float) -> None:
         self.context.fabric.backward(loss if self.context.dist.size == 1 else loss * weight)
+
+
+def _checked(task: Task, terms: Any, targets: Tensor) -> dict[str, Tensor]:
+    """What a task's `terms` returned."""
+    called = f"{type(task).__name__}.terms"
+    if not isinstance(terms, dict):
+        raise UserError(f"{called} returned a {type(terms).__name__}: return a dict of names and losses (B,)")
+    for name, term in terms.items():
+        if not isinstance(term, Tensor) or term.shape != targets.shape[:1]:
+            found = tuple(term.shape) if isinstance(term, Tensor) else f"a {type(term).__name__}"
+            raise UserError(f"{called}: {name!r} must have one value for each example ({len(targets)},), got {found}")
+    return terms

@@ -59,9 +59,11 @@ class ClassificationTask(Task):
 
     measure = "accuracy"
     learns_from = "images with a class each"
+    loss_settings = (*TERMS, "squared_lengths", "class_weights")
 
     @classmethod
     def make(cls, model: ImageModel, data: Dataset, section: LossSection) -> ClassificationTask:
+        cls.check_settings(section)
         given = {name: getattr(section, name) for name in TERMS}
         defaults = dict.fromkeys(given, 0.0) | {model.objective: 1.0, **model.own_losses}
         draws = getattr(model, "draws", getattr(model, "decoder", None) is not None)

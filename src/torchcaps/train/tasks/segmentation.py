@@ -25,6 +25,7 @@ from torchcaps.train.reports.segmentation import segmentation_sections
 from torchcaps.train.tasks.base import Task
 from torchcaps.train.tasks.test_sets import segmentation_test_set
 
+TERMS = ("cross_entropy", "dice", "margin", "reconstruction")
 MIN_STD = 1 / 255  # for constant images: rounding must not be amplified
 
 
@@ -51,15 +52,12 @@ class SegmentationTask(Task):
 
     measure = "dice"
     learns_from = "images with masks"
+    loss_settings = (*TERMS, "positive_weight")
 
     @classmethod
     def make(cls, model: SegmentationModel, data: SegmentationDataset | None, section: LossSection) -> SegmentationTask:
-        if section.spread or section.class_weights:
-            raise UserError("loss.spread and loss.class_weights are not for masks; loss.positive_weight may be")
-        if section.squared_lengths:
-            raise UserError("loss.squared_lengths is not for masks; omit it")
-        names = ("cross_entropy", "dice", "margin", "reconstruction")
-        given = {name: getattr(section, name) for name in names}
+        cls.check_settings(section)
+        given = {name: getattr(section, name) for name in TERMS}
         draws = getattr(model, "decoder", None) is not None
         if given["reconstruction"] and not draws:
             raise UserError("loss.reconstruction: this model has no decoder; omit it")

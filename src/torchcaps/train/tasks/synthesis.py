@@ -67,14 +67,11 @@ class SynthesisTask(Task):
 
     measure = "similarity"
     learns_from = "images with masks"
+    loss_settings = (*ADVERSARIAL, "l1", "features", "label_smoothing")
 
     @classmethod
     def make(cls, model: SynthesisModel, data: Any, section: LossSection) -> SynthesisTask:
-        others = ("margin", "squared_lengths", "spread", "reconstruction", "cross_entropy", "dice", "class_weights")
-        if wrong := [name for name in others if getattr(section, name)]:
-            raise UserError(
-                f"loss.{wrong[0]} is not for synthesis: use loss.bce or loss.least_squares, loss.l1, loss.features"
-            )
+        cls.check_settings(section)
         given = {name: getattr(section, name) for name in (*ADVERSARIAL, "l1", "features")}
         if all(given[name] for name in ADVERSARIAL):
             raise UserError("loss: choose one of bce and least_squares")
