@@ -10,10 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchcaps.data.checks import check_images
 from torchcaps.data.dataset import Dataset
 from torchcaps.errors import UserError
-
-MAX_DARK = 16  # integer images that end here, as the digits of scikit-learn do, do not run to 255
 
 
 def as_dataset(images: Any, labels: Any, class_names: Sequence[str] | None = None) -> Dataset:
@@ -24,25 +23,16 @@ def as_dataset(images: Any, labels: Any, class_names: Sequence[str] | None = Non
         labels: (N,) class ids from 0, or names, or (N, J) multi-hot.
         class_names: one for each class; by default the ids, or the names in alphabetical order.
     """
+    return make_dataset(images, labels, class_names)
+
+
+def make_dataset(images: Any, labels: Any, class_names: Sequence[str] | None = None, scaled: bool = True) -> Dataset:
+    """`as_dataset`; `scaled` says whether floats must be in [0, 1]."""
     pixels = _as_tensor("images", images)
     targets, names = _as_targets(labels, class_names)
     if len(pixels) != len(targets) or len(pixels) == 0:
         raise UserError(f"fit: {len(pixels)} images and {len(targets)} labels were given; give one label an image")
-    return Dataset(_as_pixels(pixels), targets, names)
-
-
-def check_range(images: Tensor) -> None:
-    """Raise a UserError unless float images are finite and in [0, 1]."""
-    if not bool(images.isfinite().all()):
-        bad = int((~images.isfinite()).flatten(1).any(1).nonzero()[0])
-        raise UserError(f"fit: image {bad} holds NaN or infinity; clean the data first")
-    low, high = float(images.min()), float(images.max())
-    if low < 0 or high > 1:
-        divisor = 16 if low >= 0 and high == MAX_DARK else 255
-        raise UserError(
-            f"fit: float images must be in [0, 1], these range from {low:.4g} to {high:.4g}; divide by {divisor}, or "
-            "undo a normalisation (model options mean and std do that)"
-        )
+    return Dataset(_as_pixels(pixels, scaled), targets, names)
 
 
 def _as_targets(labels: Any, class_names: Sequence[str] | None) -> tuple[Tensor, tuple[str, ...]]:
@@ -81,7 +71,7 @@ def _check_ids(targets: Tensor, class_names: Sequence[str] | None) -> Tensor:
         if not bool((targets == targets.round()).all()):
             raise UserError("fit: labels must be whole numbers, or an (N, J) multi-hot array")
         warnings.warn(
-            "fit: the labels are floats and are read as class ids; convert them to integers to say so", stacklevel=5
+            "fit: the labels are floats and are read as class ids; convert them to integers to say so", stacklevel=6
         )
     targets = targets.long()
     least, most = int(targets.min()), int(targets.max())
@@ -94,7 +84,7 @@ def _check_ids(targets: Tensor, class_names: Sequence[str] | None) -> Tensor:
         warnings.warn(
             f"fit: labels run from {least} to {most}, so class 0 never occurs and the model has {most + 1} classes: "
             f"subtract {least} from the labels, or give class_names",
-            stacklevel=5,
+            stacklevel=6,
         )
     return targets
 
@@ -107,40 +97,26 @@ def _as_tensor(what: str, values: Any) -> Tensor:
     return tensor.to(torch.int32) if tensor.dtype == torch.uint16 else tensor
 
 
-def _as_pixels(images: Tensor) -> Tensor:
-    """(N, C, H, W), uint8 or float32 in [0, 1]."""
+def _as_pixels(images: Tensor, scaled: bool) -> Tensor:
+    """(N, C, H, W), uint8 or float32."""
     images = _channels_first(images[:, None] if images.ndim == 3 else images)
     if images.dtype == torch.bool:
         return images.float()
-    if images.is_floating_point():
-        check_range(images)
-        return images.float()
-    low, high = int(images.min()), int(images.max())
-    if low < 0 or high > 255:
-        raise UserError("fit: integer images must be in 0…255")
-    if 0 < high <= MAX_DARK:
-        raise UserError(
-            f"fit: integer images are read as 0…255, and these end at {high}, almost black: divide by {high} if that "
-            "is white, or by 255 if they are that dark"
-        )
-    return images.to(torch.uint8)
+    check_images(images, scaled=scaled)
+    return images.float() if images.is_floating_point() else images.to(torch.uint8)
 
 
 def _channels_first(images: Tensor) -> Tensor:
     """(N, C, H, W) of images with the channels in the second axis or the last."""
     shape = tuple(images.shape)
     if images.ndim != 4:
-        raise UserError(f"fit: images must be (N, H, W), (N, C, H, W) or (N, H, W, C), got {shape}")
+        features = "; feature vectors are for a module of your own: give a TensorDataset" if images.ndim == 2 else ""
+        raise UserError(f"fit: images must be (N, H, W), (N, C, H, W) or (N, H, W, C), got {shape}{features}")
     first, last = shape[1] in (1, 3), shape[3] in (1, 3)
     if first and last and shape[1:] != (1, 1, 1):
         warnings.warn(
             f"fit: images of shape {shape} are read as (N, C, H, W) with {shape[1]} channels; if they are "
             "(N, H, W, C), move the last axis to the second place",
-            stacklevel=5,
-        )
-    if not first and not last and shape[3] <= 4 < shape[1]:
-        raise UserError(
-            f"fit: images of shape {shape} look like (N, H, W, C) with {shape[3]} channels: move the last axis to the "
-            "second place, or drop an alpha channel with images[..., :3]"
+            stacklevel=6,
         )
     return images.permute(0, 3, 1, 2).contiguous() if last and not first else images

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
+from torchcaps.data.checks import check_images
 from torchcaps.data.dataset import Dataset, Splits
 from torchcaps.data.mask_sources import MASK_SOURCES, MaskOptions
 from torchcaps.data.segmentation import split_segmentation
@@ -62,6 +63,9 @@ def _with_classes(
     parts = _made(name, function, path)
     if not isinstance(parts.train, Dataset):  # of another type: only its author knows how to change it
         return parts
+    for part in (parts.train, parts.validation, parts.test):
+        if isinstance(part, Dataset):
+            check_images(part.images, f"the data set {name!r}")
     train, validation, test = split_dataset(parts.train, parts.validation, parts.test, options)
     return convert_splits(Splits(train, validation, test, name), size, channels)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import torch
@@ -11,8 +13,13 @@ from torch import Tensor
 from torch.utils import data as torch_data
 
 from torchcaps.data.augment import augment
+from torchcaps.data.checks import StreamCheck
 from torchcaps.data.loader import Batch, as_float, make_loader
 from torchcaps.errors import UserError
+
+SAMPLE = 32  # examples of a Dataset that are looked at before training, spread over all of it
+SAMPLE_BATCHES = 2  # of a DataLoader: its first
+NO_BATCHES = "fit: the DataLoader has no batches; check its data set, and drop_last"
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,12 +32,14 @@ class Stream:
         class_names: J names.
         image_shape: of one image.
         multi_label: whether targets are multi-hot.
+        check: is shown every batch.
     """
 
     source: Any
     class_names: tuple[str, ...]
     image_shape: tuple[int, ...]
     multi_label: bool = False
+    check: StreamCheck | None = None
 
     tasks = ("classification",)
     self_augmenting = False
@@ -77,7 +86,12 @@ class StreamLoader:
 
     def __init__(self, stream: Stream, device: torch.device | str, **options: Any) -> None:
         self.stream, self.device = stream, torch.device(device)
-        self.options = {name: value for name, value in options.items() if value}
+        changes = any(value for name, value in options.items() if name != "share")
+        self.options = options if changes else {}
+        if changes and len(stream.image_shape) != 3:
+            raise UserError(
+                f"augment: only images (C, H, W) can be changed, these are {stream.image_shape}; omit augment"
+            )
         self._batches: Iterator[Any] = iter(())
 
     def __len__(self) -> int:
@@ -86,6 +100,8 @@ class StreamLoader:
     def take(self, indices: Tensor, generator: torch.Generator | None = None) -> Batch:
         """Return the augmented examples at these positions; of a DataLoader its next batch, whatever the positions."""
         images, targets = read_batch(self._next() if self.stream.batched else self._collated(indices))
+        if self.stream.check is not None:
+            self.stream.check.note(images, targets)
         images, targets = (each.to(self.device, non_blocking=True) for each in (images, targets))
         images = as_float(images).float()
         return Batch(augment(images, generator, **self.options) if self.options else images, targets)
@@ -98,7 +114,7 @@ class StreamLoader:
             for batch in self._batches:
                 return batch
             self._batches = iter(self.stream.source)
-        raise UserError("fit: the DataLoader has no batches; check its data set, and drop_last")
+        raise UserError(NO_BATCHES)
 
 
 @make_loader.register(Stream)
@@ -106,15 +122,19 @@ def _(data: Stream, device: torch.device | str, **options: Any) -> StreamLoader:
     return StreamLoader(data, device, **options)
 
 
-def make_stream(source: Any, class_names: Sequence[str] | None = None) -> tuple[Stream, Tensor]:
+def make_stream(
+    source: Any, class_names: Sequence[str] | None = None, where: str = "fit"
+) -> tuple[Stream, list[tuple[Tensor, Tensor]]]:
     """Make a stream of a Dataset or a DataLoader.
 
     Args:
         source: the Dataset or DataLoader.
-        class_names: of the classes; by default those of its attribute `classes`, else none.
+        class_names: of the classes; by default those of its attribute `classes`, else a number for each column of
+            multi-hot labels, else none.
+        where: with what messages begin.
 
     Returns:
-        The stream, and a few images (B, …) as its loader gives them.
+        The stream, and a sample of its batches: SAMPLE examples of a Dataset, the first SAMPLE_BATCHES of a DataLoader.
     """
     batched = isinstance(source, torch_data.DataLoader)
     try:
@@ -128,10 +148,19 @@ def make_stream(source: Any, class_names: Sequence[str] | None = None) -> tuple[
     if length == 0:
         raise UserError("fit: the data set is empty")
     with torch.random.fork_rng(devices=[]):
-        images, targets = read_batch(next(iter(source)) if batched else collate([source[0]]))
-    names = class_names or getattr(source.dataset if batched else source, "classes", None) or ()
-    stream = Stream(source, tuple(map(str, names)), tuple(images.shape[1:]), targets.ndim == 2)
-    return stream, as_float(images).float()
+        if batched:
+            sample = list(islice(source, SAMPLE_BATCHES))
+        else:
+            spread = torch.linspace(0, length - 1, min(length, SAMPLE)).long().unique().tolist()
+            sample = [collate([source[index] for index in spread])]
+    if not sample:
+        raise UserError(NO_BATCHES)
+    batches = [read_batch(each) for each in sample]
+    _warn_of_float_ids(sample[0][1], where)
+    images, targets = batches[0]
+    columns = map(str, range(targets.shape[1])) if targets.ndim == 2 else ()
+    names = class_names or getattr(source.dataset if batched else source, "classes", None) or columns
+    return Stream(source, tuple(map(str, names)), tuple(images.shape[1:]), targets.ndim == 2), batches
 
 
 def collate(examples: list[Any]) -> Any:
@@ -143,14 +172,40 @@ def collate(examples: list[Any]) -> Any:
             f"fit: the items of a Dataset must be (image, label) with tensors or arrays as images; give it a transform "
             f"such as torchvision's ToTensor: {error}"
         ) from error
+    except RuntimeError as error:
+        raise UserError(f"fit: the images of a Dataset must have one shape; resize them: {error}") from error
 
 
 def read_batch(batch: Any) -> tuple[Tensor, Tensor]:
     """Images and targets of a batch of a user's."""
-    if not (isinstance(batch, (tuple, list)) and len(batch) == 2 and all(torch.is_tensor(each) for each in batch)):
+    pair = isinstance(batch, (tuple, list)) and len(batch) == 2
+    words = batch[1] if pair and isinstance(batch[1], (tuple, list)) else ()
+    if words and all(isinstance(each, str) for each in words):
+        raise UserError(
+            f"fit: the labels of a Dataset or DataLoader must be class ids, and these are names, such as {words[0]!r}: "
+            "return class_names.index(name), and give class_names"
+        )
+    if not (pair and all(torch.is_tensor(each) for each in batch)):
         raise UserError("fit: the items of a Dataset, and the batches of a DataLoader, must be pairs (images, labels)")
     images, targets = batch
-    if len(images) != len(targets):
-        raise UserError(f"fit: a batch has {len(images)} images and {len(targets)} labels")
+    if len(images) != len(targets) or targets.ndim not in (1, 2):
+        raise UserError(
+            f"fit: a batch has {len(images)} images and labels of shape {tuple(targets.shape)}: give one class id, or "
+            "one row of 0 and 1, for each image"
+        )
+    images = images.float() if images.dtype == torch.bool else images
     whole = not targets.is_floating_point()
-    return images, targets.long() if whole and targets.ndim == 1 else targets.float()
+    if targets.ndim == 2 and (targets.shape[1] > 1 or not whole):
+        return images, targets.float()
+    targets = targets.flatten()
+    if not whole and targets.device.type == "cpu" and not bool((targets == targets.round()).all()):
+        raise UserError("fit: labels must be whole numbers, or rows of 0 and 1, one column a class")
+    return images, targets.long()
+
+
+def _warn_of_float_ids(targets: Tensor, where: str) -> None:
+    if targets.is_floating_point() and targets.ndim == 1:
+        warnings.warn(
+            f"{where}: the labels are floats and are read as class ids; convert them to integers to say so",
+            stacklevel=6,
+        )

@@ -33,12 +33,7 @@ class WrappedModule(ImageModel):
         answers: Answers | None = None,
         multi_label: bool = False,
     ):
-        device = next((each.device for each in (*module.parameters(), *module.buffers())), torch.device("cpu"))
-        was_training = module.training
-        with torch.no_grad():
-            found = module.eval()(example.to(device))
-            module.train(was_training)
-        output = as_output(found, answers, multi_label)
+        output = as_output(_tried(module, example), answers, multi_label)
         super().__init__((1, 1, 1), output.lengths.shape[1])
         self.image_shape = tuple(example.shape[1:])  # type: ignore[assignment]
         self.resize_to = self.image_shape[1:]
@@ -57,6 +52,21 @@ class WrappedModule(ImageModel):
         """
         found = self.module(images, targets=targets) if self._takes_targets else self.module(images)
         return as_output(found, self.answers, self.multi_label)
+
+
+def _tried(module: nn.Module, example: Tensor) -> Any:
+    """What a module returns for a few inputs."""
+    device = next((each.device for each in (*module.parameters(), *module.buffers())), torch.device("cpu"))
+    was_training = module.training
+    try:
+        with torch.no_grad():
+            return module.eval()(example.to(device))
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        shape = tuple(example.shape)
+        last = "; if these are (N, H, W, C), move the last axis to the second place" if len(shape) == 4 else ""
+        raise UserError(f"fit: the module cannot be called with inputs of shape {shape}{last}: {error}") from error
+    finally:
+        module.train(was_training)
 
 
 def as_output(found: Any, answers: Answers | None = None, multi_label: bool = False) -> Output:

@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from torchcaps.data.arrays import as_dataset
-from torchcaps.data.given import check_stream_range, hold_out, read_data
+from torchcaps.data.given import Given, hold_out, read_data
 from torchcaps.errors import UserError
 from torchcaps.models import ImageModel
 from torchcaps.models.wrapped import Answers, WrappedModule
-from torchcaps.train.callbacks import Callback, Callbacks
+from torchcaps.train.callbacks import Callback
 from torchcaps.train.distributed import make_fabric
 from torchcaps.train.loop import Interrupted
 from torchcaps.train.loop import train as run_loop
+from torchcaps.train.own import as_callback, choose_task, optimized_by
 from torchcaps.train.recipe import Recipe, make_recipe
 from torchcaps.train.setup import make_state
 from torchcaps.train.state import State, seeded
 from torchcaps.train.tasks import Task
-from torchcaps.train.tasks.given import GivenLossTask
 from torchcaps.train.tasks.register import find_task
 
 __all__ = ["Fitted", "as_dataset", "fit"]
@@ -63,7 +62,9 @@ def fit(
     Args:
         model: a name; or a module that returns `Output`, Capsules (their lengths are the answers) or a tensor (B, J).
         images: (N, H, W), (N, C, H, W) or (N, H, W, C), uint8 or floats in [0, 1]; or a torch Dataset of pairs
-            (image, label), or a DataLoader, which decides on batches and order. Neither is loaded into memory.
+            (image, label), or a DataLoader, which decides on batches and order. Neither is loaded into memory: 32
+            examples of a Dataset, and two batches of a DataLoader, are checked before training, and all of them in the
+            first epoch. A module of your own may take other floats, and a Dataset of other inputs.
         labels: of arrays: (N,) class ids from 0, or names, or (N, J) multi-hot.
         epochs: passes over the images.
         batch_size: images in a batch.
@@ -90,10 +91,11 @@ def fit(
     fabric = make_fabric(device, recipe.train.precision)
     with seeded(recipe.train.seed, fabric.device):
         train, held_out, network = _prepare(model, images, labels, validation, class_names, answers, recipe)
-        state, usual = make_state(recipe, train, fabric.device, model=network)
-        chosen = _choose_task(usual, loss, task, state.model, train, recipe)
-        with _optimized_by(optimizer, state, recipe.optim.lr), suppress(Interrupted):
-            run_loop(state, train, held_out, chosen, recipe, fabric, Callbacks(callbacks))
+        make_task = partial(choose_task, loss, task, data=train, recipe=recipe)
+        state, chosen = make_state(recipe, train, fabric.device, model=network, make_task=make_task)
+        called = as_callback(callbacks, chosen)
+        with optimized_by(optimizer, state, recipe.optim.lr), suppress(Interrupted):
+            run_loop(state, train, held_out, chosen, recipe, fabric, called)
     return _finish(state, recipe, train)
 
 
@@ -137,33 +139,47 @@ def _prepare(
     recipe: Recipe,
 ) -> tuple[Any, Any, ImageModel | None]:
     """Training and validation data, and the model if it is not made by name."""
-    data, example = read_data(images, labels, class_names)
-    network = None
+    own = isinstance(model, nn.Module) and not isinstance(model, ImageModel)
+    given = read_data(images, labels, class_names, scaled=not own)
+    data, network = given.data, None
     if isinstance(model, nn.Module):
-        network = _wrap(model, data, example, answers)
+        network = _wrap(model, given, answers, own)
         data = _same_classes(data, network)
         if not recipe.augment.crop and network.image_shape != tuple(data.image_shape):
             raise UserError(f"fit: the model takes images of {network.image_shape}, these are {data.image_shape}")
+        _check_augment(given, recipe)
     elif answers is not None:
         raise UserError("fit: answers is for a module of your own; omit it")
     if not data.class_names:
         raise UserError("fit: a Dataset or DataLoader does not say how many classes there are: give class_names")
-    if not isinstance(network, WrappedModule):
-        check_stream_range(data, example)
-    train, held_out = hold_out(data, validation, recipe.train.seed)
+    train, held_out = hold_out(given, data, validation, recipe.train.seed)
     if held_out is not None and tuple(held_out.image_shape) != tuple(train.image_shape):
         shapes = f"{tuple(held_out.image_shape)}, those for training {tuple(train.image_shape)}"
         raise UserError(f"fit: the validation images are of shape {shapes}; give both the same size")
     return train, held_out, network
 
 
-def _wrap(model: nn.Module, data: Any, example: Tensor, answers: Answers | None) -> ImageModel:
-    if not isinstance(model, ImageModel):
-        return WrappedModule(model, example, answers=answers, multi_label=data.multi_label)
+def _wrap(model: nn.Module, given: Given, answers: Answers | None, own: bool) -> ImageModel:
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise UserError("fit: the module has no parameter to train; unfreeze some with requires_grad_(True)")
+    if own:
+        return WrappedModule(model, given.example, answers=answers, multi_label=given.data.multi_label)
+    network: Any = model
     if answers is not None:
         raise UserError(f"fit: a {type(model).__name__} says itself what it answers; omit answers")
-    find_task(model.task, data, type(model).__name__)
-    return model
+    find_task(network.task, given.data, type(model).__name__)
+    return network
+
+
+def _check_augment(given: Given, recipe: Recipe) -> None:
+    """Of images that are not in [0, 1], lighting and noise would cut off the rest."""
+    changed = [name for name in ("brightness", "contrast", "noise") if getattr(recipe.augment, name)]
+    if changed and not given.scaled:
+        low, high = given.extremes()
+        if low < 0 or high > 1:
+            raise UserError(
+                f"fit: augment.{changed[0]} is for images in [0, 1], these range from {low:.4g} to {high:.4g}; omit it"
+            )
 
 
 def _same_classes(data: Any, network: ImageModel) -> Any:
@@ -178,55 +194,6 @@ def _same_classes(data: Any, network: ImageModel) -> Any:
         )
     network.class_names = data.class_names
     return data
-
-
-def _choose_task(usual: Task, loss: Any, task: Any, model: ImageModel, data: Any, recipe: Recipe) -> Task:
-    """The task of the loss or task that the user gave, else the usual one."""
-    if loss is not None and task is not None:
-        raise UserError("fit: give a loss or a task, not both; a task has losses of its own")
-    chosen = usual
-    if loss is not None:
-        chosen = GivenLossTask.of(loss)
-    elif isinstance(task, str):
-        chosen = find_task(task, data, recipe.model.name).make(model, data, recipe.loss)
-    elif task is not None:
-        given: Any = task
-        chosen = given.make(model, data, recipe.loss) if isinstance(task, type) else given
-    if getattr(model, "draws", getattr(model, "decoder", None) is not None) and "reconstruction" not in chosen.weights:
-        warnings.warn(
-            "fit: the model draws a reconstruction that no loss looks at, so its decoder stays untrained: build the "
-            "model without a decoder, or give a task with a term 'reconstruction'",
-            stacklevel=3,
-        )
-    return chosen
-
-
-@contextmanager
-def _optimized_by(optimizer: Any, state: State, lr: float) -> Iterator[None]:
-    """The state with an optimizer of the user's, whose own learning rates hold, scaled by the recipe's schedule."""
-    if optimizer is None:
-        yield
-        return
-    parameters = list(state.model.parameters())
-    given = isinstance(optimizer, torch.optim.Optimizer)
-    if not given:
-        optimizer = optimizer(parameters, lr=lr) if isinstance(optimizer, type) else optimizer(parameters)
-    if not isinstance(optimizer, torch.optim.Optimizer) or isinstance(optimizer, torch.optim.LBFGS):
-        raise UserError("fit: optimizer must be one of torch that needs no closure, such as torch.optim.SGD")
-    own = {id(parameter) for parameter in parameters}
-    if any(id(parameter) not in own for group in optimizer.param_groups for parameter in group["params"]):
-        raise UserError("fit: the optimizer holds parameters that are not the model's: make it of model.parameters()")
-    rates = [group["lr"] for group in optimizer.param_groups]
-    for group in optimizer.param_groups:
-        group["share"] = float(group["lr"]) / lr
-    state.optimizer = optimizer
-    try:
-        yield
-    finally:  # as the user made it
-        for group, rate in zip(optimizer.param_groups, rates):
-            group["lr"] = rate
-            del group["share"]
-        vars(optimizer).pop("found_inf", None)
 
 
 def _finish(state: State, recipe: Recipe, data: Any) -> Fitted:

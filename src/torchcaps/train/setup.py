@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ def make_state(
     device: torch.device,
     home: torch.device | None = None,
     model: ImageModel | None = None,
+    make_task: Callable[[ImageModel], Task] | None = None,
 ) -> tuple[State, Task]:
     """Make a new model for this data, with optimizer and random state, and its task.
 
@@ -34,6 +36,7 @@ def make_state(
         device: where to train.
         home: where the weights are, if not on the device.
         model: by default a new one, of the recipe.
+        make_task: by default makes the task that the model names.
     """
     generator = torch.Generator(device).manual_seed(recipe.train.seed)
     device = home or device
@@ -43,7 +46,7 @@ def make_state(
     optimizer = make_optimizer(model, recipe.optim, device)
     average = copy.deepcopy(model).requires_grad_(False) if recipe.train.ema else None
     state = State(model, optimizer, generator, average)
-    task = TASKS[model.task].make(model, data, recipe.loss)
+    task = TASKS[model.task].make(model, data, recipe.loss) if make_task is None else make_task(model)
     task.prepare(state, recipe, device)
     return state, task
 
