@@ -297,6 +297,7 @@ MARGIN = {"settings": {"loss": {"margin": 2.0}}}
         (frozen(), {}, "no parameter to train; unfreeze some"),
         (nn.Flatten(), {}, "no parameter to train"),
         (nn.Sequential(nn.Linear(5, 2)), {}, r"the module cannot be called with inputs of shape \(2, 1, 12, 12\)"),
+        (logits(), {"settings": {"loss": "margin"}}, r"settings\['loss'\] must be a dict"),
         (NAMED, DICE, "loss.dice is not for classification, which has loss.margin, loss.spread"),
         (logits(), DICE, "loss.dice is not for classification"),
         (logits(), {**MARGIN, "loss": nn.CrossEntropyLoss()}, r"a loss of your own .* omit settings\['loss'\]"),
@@ -306,6 +307,12 @@ MARGIN = {"settings": {"loss": {"margin": 2.0}}}
 def test_mistakes_are_named(model, options, message):
     with pytest.raises(UserError, match=message):
         fit(model, X, Y, **options)
+
+
+def test_labels_beside_data_that_has_its_own():
+    for data in (in_memory(X, Y), TensorDataset(X, Y)):
+        with pytest.raises(UserError, match="has labels of its own; omit labels"):
+            fit(logits(), data, Y)
 
 
 class Dices(ClassificationTask):

@@ -73,7 +73,7 @@ def read_data(images: Any, labels: Any, class_names: Sequence[str] | None, scale
         stream, sample = make_stream(images, class_names, where)
         _check_shape(stream.image_shape, scaled, where)
         return Given(stream, sample, scaled)
-    if isinstance(images, (TorchDataset, DataLoader)):
+    if isinstance(images, (TorchDataset, DataLoader, Dataset)) and labels is not None:
         raise UserError("fit: a Dataset or DataLoader has labels of its own; omit labels")
     if labels is None and not isinstance(images, Dataset):
         raise UserError("fit: give labels with the images, or a Dataset or DataLoader of both")

@@ -110,6 +110,8 @@ def _recipe(
     lr: float,
     seed: int,
 ) -> Recipe:
+    if wrong := [name for name, section in (settings or {}).items() if not isinstance(section, dict)]:
+        raise UserError(f"fit: settings[{wrong[0]!r}] must be a dict, such as {{'train': {{'ema': 0.99}}}}")
     tree: dict[str, Any] = {"name": "fit", **{name: dict(section) for name, section in (settings or {}).items()}}
     tree["train"] = {"epochs": epochs, "batch_size": batch_size, "seed": seed, **tree.get("train", {})}
     tree["optim"] = {"lr": lr, **tree.get("optim", {})}
