@@ -1,21 +1,13 @@
-"""A LightningModule around capsule layers, trained by Lightning's Trainer, or by Lightning Fabric, which torchcaps has.
-
-The Trainer needs `pip install lightning`; the module is the same for both.
-"""
+"""A LightningModule around capsule layers, trained by Lightning's Trainer: needs `pip install pytorch-lightning`."""
 
 import torch
-from lightning_fabric import Fabric
+from pytorch_lightning import LightningModule, Trainer
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from torchcaps.data import load_data
 from torchcaps.layers import DenseCaps, PrimaryCaps
 from torchcaps.losses import margin_loss
-
-try:
-    from lightning import LightningModule, Trainer
-except ImportError:
-    LightningModule, Trainer = nn.Module, None
 
 
 class CapsuleClassifier(LightningModule):
@@ -39,28 +31,13 @@ class CapsuleClassifier(LightningModule):
         return torch.optim.Adam(self.parameters(), self.lr)
 
 
-def train_with_fabric(module, loader, epochs):
-    fabric = Fabric(accelerator="cpu", devices=1)
-    network, optimizer = fabric.setup(module, module.configure_optimizers())
-    network.mark_forward_method("training_step")
-    for _ in range(epochs):
-        for index, batch in enumerate(fabric.setup_dataloaders(loader)):
-            optimizer.zero_grad()
-            fabric.backward(network.training_step(batch, index))
-            optimizer.step()
-
-
 def train(epochs=3):
     """The share of the test digits that is right."""
     torch.manual_seed(0)
     data, module = load_data("digits", validation=0), CapsuleClassifier()
     loader = DataLoader(TensorDataset(data.train.images / 255, data.train.targets), batch_size=32, shuffle=True)
-    if Trainer is None:
-        train_with_fabric(module, loader, epochs)
-    else:
-        Trainer(max_epochs=epochs, accelerator="cpu", devices=1, logger=False, enable_checkpointing=False).fit(
-            module, loader
-        )
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    Trainer(max_epochs=epochs, accelerator="cpu", devices=1, **quiet).fit(module, loader)
     with torch.no_grad():
         found = module.eval()(data.test.images / 255).activation.argmax(-1)
     return (found == data.test.targets).float().mean().item()
