@@ -85,7 +85,7 @@ def test_a_run_with_it_learns_otherwise_and_resumes_bit_for_bit(tmp_path):
 
 
 def test_a_loss_that_is_not_finite_after_the_perturbation_ends_the_run(tmp_path):
-    """With a perturbation larger than float32 can hold, the second loss is not finite, and no weight is updated by it."""
+    """With a perturbation that float32 cannot hold the second loss is not finite, and no weight is updated by it."""
     recipe = load_recipe("digits", [*SMALL, "optim.sam_rho=1e39"])
     data = load_data(**recipe.data.model_dump())
     state, task = make_state(recipe, data.train, torch.device("cpu"))
