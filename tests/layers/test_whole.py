@@ -11,6 +11,7 @@ from torchcaps.data.datasets.shapes.parts import PART_KINDS, PARTS
 from torchcaps.data.datasets.shapes.wholes import member_table
 from torchcaps.errors import UserError
 from torchcaps.layers import WholeCaps
+from torchcaps.layers.whole import TOLERANCE_UNIT, UNIT
 from torchcaps.similarity import Similarity
 
 F64 = torch.float64
@@ -132,9 +133,9 @@ def test_layouts_are_learned_from_classes_and_poses(members):
     scenes = draw_shapes(256, 3, dtype=F64)
     parts, (whole, _, _), label = given(scenes.parts), given(scenes.wholes), scenes.wholes.label
     layer = WholeCaps(5, 2, members, symmetry=SYMMETRY, tolerance=(8.0, 90.0, 0.5)).double()
-    layouts = [each for name, each in layer.named_parameters() if name in ("layout", "type_logits")]
-    slower = [each for name, each in layer.named_parameters() if name not in ("layout", "type_logits")]
-    optimizer = torch.optim.Adam([{"params": layouts, "lr": 0.1}, {"params": slower, "lr": 0.02}])
+    rates = {"layout": 0.1 / UNIT, "type_logits": 0.1, "log_tolerance": 0.02 / TOLERANCE_UNIT}
+    groups = [{"params": [each], "lr": rates.get(name, 0.02)} for name, each in layer.named_parameters()]
+    optimizer = torch.optim.Adam(groups)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 300)
     for _ in range(300):
         optimizer.zero_grad()

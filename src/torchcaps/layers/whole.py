@@ -17,6 +17,9 @@ from torchcaps.similarity import Similarity
 
 LEAST_TOLERANCE = 1e-3  # pixels, radians or log scale
 SPREAD = 5.0  # pixels: standard deviation of random layouts
+# Of the numbers that are learned, so that usual learning rates move them in time: a layout in pixels, radians or log
+# scale, and the logarithms of tolerances.
+UNIT, TOLERANCE_UNIT = 25.0, 5.0
 
 
 class WholeCaps(nn.Module):
@@ -35,7 +38,11 @@ class WholeCaps(nn.Module):
         tolerance: standard deviations of votes at first, in the frame of a whole: pixels, degrees, and log scale.
         missing: how often a member of a whole is not there, at first.
         clutter: log-density of parts that belong to no whole, per pixel², radian and unit of log scale.
+        learn_prior: whether the log-odds of the classes are learned; they depend on what routing finds, not on
+            `log_likelihood`.
     """
+
+    prior: Tensor
 
     def __init__(
         self,
@@ -49,6 +56,7 @@ class WholeCaps(nn.Module):
         tolerance: Sequence[float] = (0.7, 5.0, 0.07),
         missing: float = 1e-3,
         clutter: float = CLUTTER,
+        learn_prior: bool = True,
     ):
         super().__init__()
         self.types, self.wholes = types, wholes
@@ -65,11 +73,14 @@ class WholeCaps(nn.Module):
             self.register_parameter("type_logits", None)
             self.register_buffer("fixed_types", fixed)
         scales = torch.tensor([SPREAD, SPREAD, math.pi / math.sqrt(3), 0.1])
-        self.layout = nn.Parameter(scales * torch.randn(wholes, most, 4))
+        self.layout = nn.Parameter(scales / UNIT * torch.randn(wholes, most, 4))
         pixels, degrees, log_scale = tolerance
         each = torch.tensor([pixels, pixels, math.radians(degrees), log_scale])
-        self.log_tolerance = nn.Parameter(each.log().repeat(wholes, most, 1))
-        self.prior = nn.Parameter(torch.zeros(wholes))
+        self.log_tolerance = nn.Parameter(each.log().repeat(wholes, most, 1) / TOLERANCE_UNIT)
+        if learn_prior:
+            self.prior = nn.Parameter(torch.zeros(wholes))
+        else:
+            self.register_buffer("prior", torch.zeros(wholes))
         self.missing = nn.Parameter(torch.full((wholes, most), math.log(missing / (1 - missing))))
 
     def _check(self, members: int | Sequence[Sequence[int]], tolerance: Sequence[float], missing: float) -> None:
@@ -157,15 +168,15 @@ class WholeCaps(nn.Module):
 
     def layouts(self, like: Tensor) -> Layouts:
         """The learned layouts, in the type of a tensor."""
-        tolerance = self.log_tolerance.exp().clamp_min(LEAST_TOLERANCE)
+        tolerance = (TOLERANCE_UNIT * self.log_tolerance).exp().clamp_min(LEAST_TOLERANCE)
         types = self.fixed_types if self.type_logits is None else self.type_logits.softmax(-1)
-        poses = Similarity.exp(self.layout).numbers
+        poses = Similarity.exp(UNIT * self.layout).numbers
         return layouts_of(poses, tolerance, types, self.prior, self.missing, self.clutter, like)
 
     @torch.no_grad()
     def set_layouts(self, poses: Similarity) -> None:
         """Take known layouts (J, M) instead of learned ones."""
-        self.layout.copy_(poses.log())
+        self.layout.copy_(poses.log() / UNIT)
 
     def extra_repr(self) -> str:
         return f"{self.types} types → {self.wholes}×{self.missing.shape[1]} members, iterations={self.iterations}"

@@ -114,7 +114,8 @@ def member_log_likelihood(parts: Parts, layouts: Layouts, whole: Tensor, label: 
         label: (B, K) classes.
 
     Returns:
-        (B, K, M) log of the missing member's odds plus those of all parts; 0 for padding.
+        (B, K, M) log of the sum of the odds that the member is missing, and that it is each part, relative to clutter
+        and with the two possibilities, missing and there, summing to 1; 0 for padding.
     """
     known = Hypotheses(Similarity(whole), label, torch.ones_like(label, dtype=torch.bool))
     residual = reference.residuals(parts, layouts, known)
@@ -124,7 +125,7 @@ def member_log_likelihood(parts: Parts, layouts: Layouts, whole: Tensor, label: 
     roles_BKIM = log_BKIM.masked_fill(padding_BKM[:, :, None], -torch.inf).log_softmax(-1).clamp_min(LEAST_LOG)
     odds_BKIM = log_BKIM + roles_BKIM + parts.presence.clamp_min(LEAST_PRESENCE).log()[:, None, :, None]
     total_BKM = torch.cat([odds_BKIM, missing_BKM[:, :, None]], dim=2).logsumexp(2)
-    return total_BKM * layouts.present[label]
+    return (total_BKM + functional.logsigmoid(-missing_BKM)) * layouts.present[label]
 
 
 def parts_of(pose: Tensor, presence: Tensor, types: Tensor, symmetry: Sequence[int]) -> Parts:
