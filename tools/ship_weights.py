@@ -34,6 +34,7 @@ CARD = """# {name}
 
 WRONG = "error {error:.4%} on {n:,} test images ({wrong} wrong)"
 FOUND = "Dice {dice:.2%} on {n:,} test images"
+OBJECTS = "F1 {f1:.2%} of the objects of {n:,} test images"
 DRAWN = (
     "Dice {dice:.2%} ± {std:.2%} on {n:,} real images, of {seeds} U-Nets that learned from what it draws; {real:.2%} "
     "of such that learned from real images"
@@ -69,10 +70,10 @@ def ship(run: Path, name: str, weights: Path, decoder: bool = True) -> dict[str,
     }
     if "error" in figures:
         facts["wrong"] = round(figures["error"] * figures["n"])
-    words = WRONG if "error" in figures else DRAWN if model.task == "synthesis" else FOUND
+    words = {"classification": WRONG, "segmentation": FOUND, "synthesis": DRAWN, "detection": OBJECTS}[model.task]
     facts["measured"] = words.format(**facts)
     (folder / "README.md").write_text(CARD.format(**facts), encoding="utf-8")
-    kept = ("name", "recipe", "seed", "version", "commit", "data", "error", "dice", "std", "n", "parameters")
+    kept = ("name", "recipe", "seed", "version", "commit", "data", "error", "dice", "f1", "std", "n", "parameters")
     card = {key: facts[key] for key in kept if key in facts}
     (folder / "card.json").write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
     return facts

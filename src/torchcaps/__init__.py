@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from torchcaps import explain, layers, losses, models, ops, testing
     from torchcaps.capsules import Capsules
     from torchcaps.data import register_data
+    from torchcaps.detection import detect
     from torchcaps.errors import UserError
     from torchcaps.layers import register_routing
     from torchcaps.models import create_model, list_models, load, register_model, save
@@ -22,6 +23,7 @@ _LAZY = {
     "Capsules": "torchcaps.capsules",
     "UserError": "torchcaps.errors",
     "create_model": "torchcaps.models",
+    "detect": "torchcaps.detection",
     "list_models": "torchcaps.models",
     "load": "torchcaps.models",
     "save": "torchcaps.models",
@@ -38,6 +40,7 @@ __all__ = [
     "UserError",
     "__version__",
     "create_model",
+    "detect",
     "explain",
     "fit",
     "layers",

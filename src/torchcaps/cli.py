@@ -11,7 +11,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from torchcaps._version import __version__
-from torchcaps.commands import answering, exchanging, measuring, training
+from torchcaps.commands import answering, detecting, exchanging, measuring, training
 from torchcaps.commands.common import err
 from torchcaps.errors import LostProcess, UserError
 from torchcaps.plugins import inherit, load_plugins
@@ -44,6 +44,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "eval": measuring.evaluate,
     "reproduce": training.reproduce,
     "predict": answering.predict,
+    "detect": detecting.detect,
     "generate": answering.generate,
     "explain": answering.explain,
     "serve": answering.serve,

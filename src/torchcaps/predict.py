@@ -32,9 +32,11 @@ NONE_OF_THESE = "none of these"
 
 
 def check_takes_images(model: ImageModel) -> None:
-    """Raise a UserError for models that generate images instead of reading them."""
+    """Raise a UserError for models that generate images instead of reading them, or find objects in them."""
     if model.task == "synthesis":
         raise UserError("this model draws images from masks, and finds nothing in images: use `torchcaps generate`")
+    if model.task == "detection":
+        raise UserError("this model finds objects: use `torchcaps detect`, which also draws what it found with --out")
 
 
 def read_input(model: ImageModel, path: Path) -> Tensor:

@@ -14,7 +14,7 @@ from torchcaps.losses import (
     reconstruction_loss,
     spread_loss,
 )
-from torchcaps.models import create_model, list_models
+from torchcaps.models import SceneCaps, create_model, list_models
 from torchcaps.models.segmentation import SegmentationModel
 from torchcaps.models.synthesis import SynthesisModel
 
@@ -38,6 +38,14 @@ SMALLEST = {  # a model that is not named here is tried at its default size
     "small_resnet": {"image_shape": (1, 12, 12), "channels": (4, 8, 16), "blocks": 1},
     "posecaps": {"image_shape": (1, 12, 12), "width": 8, "types": 4, "turn": 15, "padding": 2, "hidden": 16},
     "posecaps_small": {"image_shape": (1, 12, 12), "turn": 15},
+    "scenecaps": {"image_shape": (1, 16, 16), "width": 4, "canvas": 8, "hidden": 8},
+    "scenecaps_small": {
+        "image_shape": (1, 16, 16),
+        "width": 4,
+        "levels": [("bar", "disc"), ("0", "1", "2")],
+        "members": [[[0, 1], [0, 0], [1]]],
+        "symmetry": (2, 0),
+    },
     "segcaps": {"image_shape": (1, 16, 16), "channels": 4, "width": 0.5},
     "unet": {"image_shape": (1, 16, 16), "channels": 4, "depth": 2},
     "capspix2pix": {"image_shape": (1, 16, 16), "channels": 4, "width": 0.5, "z": 7},
@@ -62,6 +70,8 @@ def small():
 def loss_of():
     def loss_of(model, images, targets):
         out = model(images, targets)
+        if isinstance(model, SceneCaps):
+            return sum(out.losses.values()).mean()
         if isinstance(model, SynthesisModel):  # whatever is there is bright
             return (out[:, 0] - 0.9 * (images > 0)).square().mean()
         if isinstance(model, SegmentationModel):
@@ -88,6 +98,11 @@ def batch():
     draws, masks and noise."""
 
     def batch(model, B):
+        if isinstance(model, SceneCaps):
+            images, level = torch.rand(B, *model.image_shape), len(model.level_names) - 1
+            whole = [level, 1, 8, 8, 1, 0, 4, 4]
+            parts = [[0, 0, 4, 8, 1, 0, 4, 4], [0, 1, 12, 8, 0, 1, 4, 4], [-1, *[0] * 7]]
+            return images, torch.tensor([[whole, *parts]] * B).float()
         if isinstance(model, SynthesisModel):
             masks = torch.rand(B, *model.image_shape[1:]) * model.num_classes
             return masks.long(), torch.randn(B, model.z)

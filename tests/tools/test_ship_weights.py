@@ -35,8 +35,10 @@ def test_every_shipped_model_is_small_says_how_it_was_made_and_is_the_one_of_its
         assert model.parameter_count() == card["parameters"]
         assert model.trained_by["data"]["source"] == card["data"]
         assert f"torchcaps train {card['recipe']} --seed {card['seed']}" in page
-        words = f"Dice {card['dice']:.2%}" if "dice" in card else f"({round(card['error'] * card['n'])} wrong)"
-        assert words in page
+        measured = next(name for name in ("dice", "f1", "error") if name in card)
+        shown = {"dice": "Dice {:.2%}", "f1": "F1 {:.2%}", "error": "error {:.4%}"}[measured].format(card[measured])
+        assert shown in page
+        assert measured != "error" or f"({round(card['error'] * card['n'])} wrong)" in page
 
 
 @pytest.mark.parametrize("name", EMBEDDED)

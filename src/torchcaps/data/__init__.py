@@ -3,6 +3,8 @@
 from torchcaps.data.augment import augment, centre_crop
 from torchcaps.data.dataset import Dataset, Examples, Splits, class_weights
 from torchcaps.data.datasets.axons import AxonParameters, draw_axons
+from torchcaps.data.datasets.scattered import scatter_digits
+from torchcaps.data.datasets.shapes.annotated import annotate
 from torchcaps.data.datasets.shapes.objects import Objects
 from torchcaps.data.datasets.shapes.parameters import ShapeParameters
 from torchcaps.data.datasets.shapes.scenes import Scenes, draw_shapes
@@ -22,6 +24,7 @@ from torchcaps.data.loader import (
 )
 from torchcaps.data.mask_folder import load_mask_folder, read_label, read_mask_folder, read_picture
 from torchcaps.data.mask_sources import MASK_SOURCES
+from torchcaps.data.objects import ObjectDataset
 from torchcaps.data.register import register_data
 from torchcaps.data.segmentation import SegmentationDataset, split_segmentation, tiles
 from torchcaps.data.sources import SOURCES, load_data, named_data
@@ -35,11 +38,13 @@ __all__ = [
     "Dataset",
     "DeviceLoader",
     "Examples",
+    "ObjectDataset",
     "Objects",
     "Scenes",
     "SegmentationDataset",
     "ShapeParameters",
     "Splits",
+    "annotate",
     "augment",
     "batches",
     "centre_crop",
@@ -61,6 +66,7 @@ __all__ = [
     "read_mask_folder",
     "read_picture",
     "register_data",
+    "scatter_digits",
     "shapes_splits",
     "split_segmentation",
     "tiles",

@@ -41,6 +41,10 @@ class AugmentOptions(TypedDict, total=False):
     noise: float
 
 
+# Those that move what is in an image.
+GEOMETRIC = ("shift", "rotate", "shear", "scale", "elastic", "crop", "flip", "flip_vertical", "turn")
+
+
 @overload
 def augment(
     images_BCHW: Tensor,

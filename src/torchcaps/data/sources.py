@@ -14,6 +14,9 @@ from torchcaps.data.dataset import Dataset, Splits
 from torchcaps.data.datasets.affnist import affnist_like_splits, affnist_splits, expanded_splits
 from torchcaps.data.datasets.cifar import find_cifar10, read_cifar10
 from torchcaps.data.datasets.multimnist import MARGIN, multimnist_splits
+from torchcaps.data.datasets.scattered import scattered_splits
+from torchcaps.data.datasets.shapes.annotated import ShapeSource
+from torchcaps.data.datasets.shapes.parts import PARTS
 from torchcaps.data.datasets.shapes.sets import shapes_splits
 from torchcaps.data.datasets.smallnorb import SIDE, VALIDATION_TOY, smallnorb_splits
 from torchcaps.data.download import REMOTES, dataset_folder, fetch
@@ -191,12 +194,31 @@ def _shapes(
     return convert_splits(replace(drawn, train=train, validation=validation, test=tested), size, channels)
 
 
+def _scattered(
+    source: Callable[..., Splits], side: int, path: Path | None, size: Size, channels: int | None, options: SplitOptions
+) -> Splits:
+    """Load digits scattered over images of 128×128, one to five in each."""
+    if size is not None or channels not in (None, 1):
+        raise UserError("scattered digits are grey images of one size: omit image_size and channels")
+    return scattered_splits(source(path, (side, side), 1, options))
+
+
 def _folder(path: Path | None, size: Size, channels: int | None, options: SplitOptions) -> Splits:
     if path is None:
         raise UserError("source='folder' needs path=, the folder of images (or a .csv file)")
     return load_folder(path, size, channels, options)
 
 
+_BOAT_PARTS = ("rectangle", "triangle")
+_SCENE: dict[str, Any] = {"size": 64, "turn": 180.0, "scale": (0.75, 1.25), "shift": None, "visible": 0.4}
+SHAPE_SOURCES = (
+    ShapeSource("shapes-objects", 2000, "upright", _BOAT_PARTS),
+    ShapeSource("faces-objects", 2000, "faces", first=1, wholes=("face", "sad face")),
+    ShapeSource("harbours", 1000, "harbours", _BOAT_PARTS, wholes=("harbour",), size=64),
+    ShapeSource(
+        "scenes", 10_000, "crowded", PARTS[:4], **_SCENE, number=(1, 6), overlap=(0.0, 0.4), distractors=(0, 2)
+    ),
+)
 _KNOWN: dict[str, Callable[[Path | None, Size, int | None, SplitOptions], Splits]] = {
     "digits": _digits,
     "mnist": _mnist,
@@ -216,6 +238,9 @@ _KNOWN: dict[str, Callable[[Path | None, Size, int | None, SplitOptions], Splits
     "shapes-turned": partial(_shapes, "turned", ("boat", "house")),
     "faces": partial(_shapes, "faces", ("face", "sad face")),
     "faces-turned": partial(_shapes, "faces-turned", ("face", "sad face")),
+    **{source.name: source for source in SHAPE_SOURCES},
+    "scattered-digits": partial(_scattered, _digits, 24),
+    "scattered-mnist": partial(_scattered, _mnist, 28),
     "folder": _folder,
 }
 SOURCES = Registry("data set", "register_data", _KNOWN)

@@ -32,7 +32,7 @@ model = torchcaps.load("{folder}")  # this folder, or its name on the hub
 ```
 """
 UNMEASURED = "Nothing about its accuracy came with the weights."
-PIPELINES = {"segmentation": "image-segmentation", "synthesis": "image-to-image"}
+PIPELINES = {"detection": "object-detection", "segmentation": "image-segmentation", "synthesis": "image-to-image"}
 MEASURES = {  # key in a run's summary, and its text on the card
     "test_accuracy": "test accuracy {:.2%}",
     "test_dice": "test Dice {:.2%}",

@@ -150,6 +150,8 @@ class Traced(NamedTuple):
 
 def export_wrapper(model: ImageModel) -> ExportWrapper:
     """Wrap a model so that its inputs and outputs have names."""
+    if model.task == "detection":
+        raise UserError("models that find objects cannot be exported: use `torchcaps detect`, or torchcaps.detect")
     if model.task != "synthesis":
         return ExportWrapper(model)
     synthesis = cast(SynthesisModel, model)

@@ -6,6 +6,7 @@ from torchcaps.layers.conv import ConvCaps2d, DeconvCaps2d
 from torchcaps.layers.decoder import ConvDecoder, Decoder, make_decoder, mask_capsules
 from torchcaps.layers.dense import DenseCaps
 from torchcaps.layers.matrix import ClassCaps, MatrixConvCaps2d, MatrixPrimaryCaps
+from torchcaps.layers.part import PartCaps, PartMaps, PickedParts
 from torchcaps.layers.primary import PrimaryCaps
 from torchcaps.layers.routings import ROUTINGS, Routing, register_routing
 from torchcaps.layers.whole import WholeCaps
@@ -20,6 +21,9 @@ __all__ = [
     "DenseCaps",
     "MatrixConvCaps2d",
     "MatrixPrimaryCaps",
+    "PartCaps",
+    "PartMaps",
+    "PickedParts",
     "PrimaryCaps",
     "Routing",
     "WholeCaps",

@@ -1,4 +1,4 @@
-"""Metrics: classification, segmentation, detection, equivariance, similarity of images."""
+"""Metrics: classification, segmentation, objects, detection of the unfamiliar, equivariance, similarity of images."""
 
 from __future__ import annotations
 

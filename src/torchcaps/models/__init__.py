@@ -16,6 +16,7 @@ from torchcaps.models.files import load, save, shipped_models
 from torchcaps.models.ported import PortedCapsNet  # noqa: F401, so that it is registered
 from torchcaps.models.posecaps import PoseCaps, posecaps, posecaps_small
 from torchcaps.models.registry import create_model, list_models, register_model
+from torchcaps.models.scenecaps import SceneCaps, SceneOutput, scenecaps, scenecaps_small
 from torchcaps.models.segcaps import SegCaps, segcaps
 from torchcaps.models.segmentation import SegmentationModel, to_mask
 from torchcaps.models.synthesis import SynthesisModel, generate_images, noise_vectors
@@ -36,6 +37,8 @@ __all__ = [
     "PooledCNN",
     "PoseCaps",
     "ResNet",
+    "SceneCaps",
+    "SceneOutput",
     "SegCaps",
     "SegmentationModel",
     "SegmentationOutput",
@@ -64,6 +67,8 @@ __all__ = [
     "predict_map",
     "register_model",
     "save",
+    "scenecaps",
+    "scenecaps_small",
     "segcaps",
     "shipped_models",
     "small_resnet",

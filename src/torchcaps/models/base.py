@@ -104,7 +104,7 @@ class ImageModel(
             size in `image_shape`.
     """
 
-    task: str = "classification"  # or "segmentation", "synthesis"
+    task: str = "classification"  # or "detection", "segmentation", "synthesis"
     any_size: bool = False  # whether it takes images of other heights and widths than those of image_shape
     reads_placement: bool = False  # whether it reads the position, angle and scale of each class
     routes_grid: bool = False  # whether it routes a grid of primary capsules to class capsules

@@ -9,6 +9,7 @@ from torchcaps.errors import UserError
 from torchcaps.registry import Registry
 from torchcaps.train.tasks.base import Task
 from torchcaps.train.tasks.classification import ClassificationTask
+from torchcaps.train.tasks.detection import DetectionTask
 from torchcaps.train.tasks.segmentation import SegmentationTask
 from torchcaps.train.tasks.synthesis import SynthesisTask
 
@@ -16,6 +17,7 @@ Kind = TypeVar("Kind", bound=type[Task])
 
 _KNOWN: dict[str, type[Task]] = {
     "classification": ClassificationTask,
+    "detection": DetectionTask,
     "segmentation": SegmentationTask,
     "synthesis": SynthesisTask,
 }
@@ -63,6 +65,6 @@ def find_task(name: str, data: Any, model: str) -> type[Task]:
         given = TASKS[data.tasks[0]].learns_from
         raise UserError(
             f"model.name={model}: it learns from {task.learns_from}, and these are {given}; choose another model "
-            "(segcaps and unet segment images, capspix2pix draws them from masks), or other data"
+            "(segcaps and unet find masks, capspix2pix draws from masks, scenecaps finds objects), or other data"
         )
     return task
