@@ -114,9 +114,9 @@ def test_any_module_with_em_layers_can_anneal(make):
 def test_one_default_temperature_everywhere():
     """It follows from all children and all parents, at every position: here 90 and 5, 90 and 4·5·4."""
     for make, expected in (
-        (lambda **k: ClassCaps(3, 5, 2, **k), 0.16 * 5 / 90),
-        (lambda **k: MatrixConvCaps2d(3, 5, 2, kernel=2, **k), 0.03),
-        (lambda **k: MatrixConvCaps2d(3, 5, 2, kernel=5, **k), 0.16 * 5 * 2 / 90),
+        (lambda **k: ClassCaps(3, 5, 2, **k), 5 / 90),
+        (lambda **k: MatrixConvCaps2d(3, 5, 2, kernel=2, **k), 1.0),
+        (lambda **k: MatrixConvCaps2d(3, 5, 2, kernel=5, **k), 5 * 2 / 90),
     ):
         layer = make()
         again = make(inverse_temperature=expected)

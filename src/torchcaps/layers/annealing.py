@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torchcaps.errors import UserError
 
 EPSILON = 1e-12  # their default of `em_routing`'s epsilon, far below every sum of weights that matters
+FLOOR = 3e-3  # and of its floor: votes that differ by less than 0.05 count as equal, see layers/initial.py
 
 
 class Tempered(nn.Module):

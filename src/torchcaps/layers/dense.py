@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from torchcaps.capsules import Capsules, as_capsules
 from torchcaps.checks import check_whole
 from torchcaps.errors import UserError, did_you_mean
-from torchcaps.layers.annealing import EPSILON, Tempered
+from torchcaps.layers.annealing import EPSILON, FLOOR, Tempered
 from torchcaps.layers.bridges import flatten_maps
 from torchcaps.layers.routings import ROUTINGS, Routing
-from torchcaps.ops.em.reference import FLOOR
 
 TRUNCATED = 0.8796  # std of a normal distribution of std 1 without what is further than 2 from its mean
 
@@ -40,7 +39,7 @@ class DenseCaps(Tempered):
         inverse_temperature: of EM routing: how sharp activations are; or two numbers for the start and the end of
             training, see `anneal`. The default follows from I and J, see `em_routing`.
         epsilon: of EM routing, added to sums of weights; 1e-12 by default.
-        floor: of EM routing, added to variances; 1e-4 by default.
+        floor: of EM routing, added to variances; 3e-3 by default.
     """
 
     def __init__(

@@ -22,9 +22,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import torch
+from torch import Tensor
+
+from torchcaps.ops.em import usual_inverse_temperature
+from torchcaps.ops.em.reference import STEP
+
 CHILD = 0.7  # length of the children for which parents start half a unit long
-LOGIT = 0.5  # std of the first logits of inverted attention
-NOISE = 0.1  # of matrices that start near the identity, relative to weights that keep the size of a pose
+VOTE = 0.5  # length of the first votes of children 1 long in inverted attention
+UNDECIDED = -1.0  # first logit of an EM parent: an activation of about a quarter
+NOISE = 0.19  # of matrices that start near the identity, relative to weights that keep the size of a pose
 
 
 def dynamic_std(I: int, K: int, J: int, D: int, iterations: int) -> float:
@@ -49,10 +56,22 @@ def self_attention_std(I: int, K: int, J: int, D: int, iterations: int) -> float
 def inverted_attention_std(I: int, K: int, J: int, D: int, iterations: int) -> float:
     """Std of a weight of inverted attention.
 
-    Normalised poses have the length √D of parents and √K of children, so logits have the std √D·σ·√K. Sums of any size
-    are normalised; only the logits must not saturate their softmax.
+    Sums of any size are normalised, so only the logits bound the weights: they must not saturate their softmax. Poses
+    start 1 long, since the normalisation's scale starts at 1/√D, and logits with the std σ. With a scale of 1, poses of
+    length √D would need weights √(K·D) times smaller, and one step of Adam, whose size does not depend on that of the
+    weights, would change the logits √(K·D) times more: the couplings of a stack then jump from step to step.
     """
-    return LOGIT / math.sqrt(K * D)
+    return VOTE / math.sqrt(D)
+
+
+def inverted_attention_weights(D: int) -> dict[str, Tensor]:
+    """Scale (D,) and shift (D,) that make poses 1 long, and a classifier (D,) whose logits are about 1 for them."""
+    return {
+        "norm_scale": torch.full((D,), D**-0.5),
+        "norm_shift": torch.zeros(D),
+        "classifier": torch.randn(D),
+        "classifier_bias": torch.zeros(1),  # FSDP2 cannot shard a parameter without dimensions
+    }
 
 
 def matrix_std(I: int, K: int, J: int, D: int, iterations: int) -> float:
@@ -60,9 +79,26 @@ def matrix_std(I: int, K: int, J: int, D: int, iterations: int) -> float:
 
     EM compares densities, so it is as sharp for small votes as for large ones. With independent matrices each layer
     would assign a child by chance to few parents, and after some layers similar images would have unrelated poses. With
-    nearly equal votes for all parents couplings start nearly equal.
+    nearly equal votes for all parents couplings start nearly equal. The floor of variances, 0.003, hides differences
+    below 0.05, so that those of the noise alone do not decide; votes of deep layers hardly differ at first.
     """
     return NOISE / D**0.25
+
+
+def em_betas(I: int, J: int, D: int) -> dict[str, Tensor]:
+    """The first β_u (J,) and β_a (J,) of EM routing of I children.
+
+    A loss that finds all activations too high, as the margin loss does above 1/4 for ten classes, changes whatever all
+    of them depend on. With βs of zero a parent's cost −Σ_i r·a·Σ_d log σ grows with the activations of its children:
+    these are driven to zero, where squash has no gradient, and a β_u that is too large drives them to 1. Therefore
+    votes of children 0.7 long that agree on nothing start with a cost of zero, −log σ = β_u, and β_a makes the
+    activation about a quarter: at the inverse temperature J/I, or 1, in the third iteration.
+    """
+    third = 1 - STEP**3
+    return {
+        "beta_u": torch.full((J,), math.log(math.sqrt(D) / CHILD)),
+        "beta_a": torch.full((J,), UNDECIDED / (third * usual_inverse_temperature(I, J))),
+    }
 
 
 def dynamic_sum(J: int, D: int, iterations: int) -> float:

@@ -12,10 +12,9 @@ from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules, as_capsules
 from torchcaps.checks import check_floats, check_whole
-from torchcaps.layers.annealing import EPSILON, Tempered
-from torchcaps.layers.initial import matrix_std
+from torchcaps.layers.annealing import EPSILON, FLOOR, Tempered
+from torchcaps.layers.initial import em_betas, matrix_std
 from torchcaps.ops import em_routing, em_routing_conv
-from torchcaps.ops.em.reference import FLOOR
 
 
 class MatrixPrimaryCaps(nn.Module):
@@ -44,12 +43,14 @@ class MatrixPrimaryCaps(nn.Module):
 class _EMRouted(Tempered):
     """Base of layers with EM routing: matrices, the two costs of a parent, and what `Tempered` has.
 
-    An inverse temperature that is given is saved with the weights.
+    An inverse temperature that is given is saved with the weights. `rivals` are the children for the parents of one
+    position, from which the first β_a follows; how many positions there will be is not known yet.
     """
 
     def __init__(
         self,
         spots: int,
+        rivals: int,
         parents: int,
         size: int,
         iterations: int,
@@ -67,8 +68,8 @@ class _EMRouted(Tempered):
         else:
             weight = noise * std
         self.weight = nn.Parameter(weight)
-        self.beta_u = nn.Parameter(torch.zeros(parents))
-        self.beta_a = nn.Parameter(torch.zeros(parents))
+        betas = em_betas(rivals, parents, size**2)
+        self.beta_u, self.beta_a = (nn.Parameter(betas[name]) for name in ("beta_u", "beta_a"))
         self.set_inverse_temperature(inverse_temperature, saved=True)
 
     def check(self, children: Capsules | Tensor, types: int) -> Capsules:
@@ -119,7 +120,8 @@ class MatrixConvCaps2d(_EMRouted):
         check_whole("MatrixConvCaps2d", in_types=in_types, out_types=out_types, size=size, kernel=kernel)
         check_whole("MatrixConvCaps2d", stride=stride, iterations=iterations)
         constants = inverse_temperature, epsilon, floor, std
-        super().__init__(kernel * kernel * in_types, out_types, size, iterations, *constants)
+        rivals = in_types * stride**2  # children for the parents of each position
+        super().__init__(kernel * kernel * in_types, rivals, out_types, size, iterations, *constants)
         self.in_types, self.kernel, self.stride = in_types, kernel, stride
 
     def forward(self, children: Capsules | Tensor) -> Capsules:
@@ -178,7 +180,7 @@ class ClassCaps(_EMRouted):
         std: float | None = None,
     ):
         check_whole("ClassCaps", in_types=in_types, classes=classes, size=size, iterations=iterations)
-        super().__init__(in_types, classes, size, iterations, inverse_temperature, epsilon, floor, std)
+        super().__init__(in_types, in_types, classes, size, iterations, inverse_temperature, epsilon, floor, std)
         self.in_types = in_types
 
     def forward(

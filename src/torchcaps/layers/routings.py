@@ -74,20 +74,11 @@ def _inverted_attention(children: Capsules, weights: Weights, iterations: int, l
 
 
 def _inverted_attention_learns(I: int, J: int, D: int) -> dict[str, Tensor]:
-    return {
-        "norm_scale": torch.ones(D),
-        "norm_shift": torch.zeros(D),
-        "classifier": torch.randn(D) / D**0.5,  # poses are √D long, so that logits start at about 1
-        "classifier_bias": torch.zeros(1),  # FSDP2 cannot shard a parameter without dimensions
-    }
+    return initial.inverted_attention_weights(D)
 
 
 def _em(children: Capsules, weights: Weights, iterations: int, leaky: bool) -> dict[str, Any]:
     return {"pose": children.pose, "activation": children.activation, "iterations": iterations, **weights}
-
-
-def _em_learns(I: int, J: int, D: int) -> dict[str, Tensor]:
-    return {"beta_u": torch.zeros(J), "beta_a": torch.zeros(J)}
 
 
 def _self_attention_learns(I: int, J: int, D: int) -> dict[str, Tensor]:
@@ -96,7 +87,9 @@ def _self_attention_learns(I: int, J: int, D: int) -> dict[str, Tensor]:
 
 _KNOWN = {
     "dynamic": Routing(dynamic_routing, _dynamic, biased=True, std=initial.dynamic_std),
-    "em": Routing(em_routing, _em, _em_learns, matrix=True, squashed=False, tempered=True, std=initial.matrix_std),
+    "em": Routing(
+        em_routing, _em, initial.em_betas, matrix=True, squashed=False, tempered=True, std=initial.matrix_std
+    ),
     "uniform": Routing(dynamic_routing, _uniform, biased=True),
     "self_attention": Routing(
         self_attention_routing, _self_attention, _self_attention_learns, std=initial.self_attention_std

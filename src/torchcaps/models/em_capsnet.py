@@ -74,6 +74,9 @@ class EMCapsNet(ImageModel):
         self.first = MatrixConvCaps2d(primary, first, size, kernel=3, stride=2, **settings)
         self.second = MatrixConvCaps2d(first, second, size, kernel=3, stride=1, **settings)
         self.classes = ClassCaps(second, num_classes, size, **settings)
+        for layer in (self.first, self.second, self.classes):  # as published, too
+            nn.init.zeros_(layer.beta_u)
+            nn.init.zeros_(layer.beta_a)
 
     def forward(self, images: Tensor, targets: Tensor | None = None, *, each: Tensor | None = None) -> Output:
         """Classify images.

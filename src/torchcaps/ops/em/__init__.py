@@ -19,7 +19,6 @@ from torchcaps.ops.squash import no_autocast
 
 ROUNDING = 1e-3  # how far an activation may be below 0: 1 − p of rounded numbers, or a finite difference at 0
 TINIEST = 1e-20  # of epsilon and floor: float32 can still hold what is divided by them
-MOST, SHARE = 0.03, 0.16  # the usual inverse temperature, and that times children for each parent, are at most these
 
 
 def em_routing(
@@ -46,8 +45,8 @@ def em_routing(
         beta_u: (J,) cost of explaining a child badly.
         beta_a: (J,) gain of being active.
         iterations: number of EM iterations, at least 1.
-        inverse_temperature: how sharp activations are; gets no gradient. By default 0.03, or 0.16 · J/I where that is
-            less: the cost of a parent grows with the number of its children, and activations must not saturate.
+        inverse_temperature: how sharp activations are; gets no gradient. By default J/I, and at most 1: the cost of a
+            parent grows with the number of its children, and activations must not saturate.
         epsilon: added to the sum of a parent's weights. It draws parents of little weight to zero: make it smaller
             where few children share many parents.
         floor: added to variances, in the squared unit of poses.
@@ -166,12 +165,12 @@ def _route(
 
 
 def usual_inverse_temperature(children: int, parents: int) -> float:
-    """The default of `em_routing`, chosen by training stacks of layers (benchmarks/stacks.py).
+    """The default of `em_routing`: the logit of a parent is then the mean cost of a child, not a sum over its share.
 
-    A parent's cost is a sum over its share of the children, so with one value for all layers those of many children
-    start saturated, and those of few hardly react.
+    With one value for all layers those of many children start saturated, and those of few hardly react. Where parents
+    outnumber the children, each child chooses a parent, which then has a share of about one.
     """
-    return min(MOST, SHARE * parents / max(children, 1))
+    return min(1.0, parents / max(children, 1))
 
 
 def _check(
