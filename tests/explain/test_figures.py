@@ -38,8 +38,10 @@ def test_capsule_figures(channels, batch, tmp_path):
     assert len(figure.axes[0].images) == 4 * min(batch, 5)
     assert drawn(figure, tmp_path).std() > 10
     heat = explain.maps_on_image(model, explain.routing_maps(model, images)[:, 0])
-    routed = explain.figure_routing(images[0], heat, result.lengths[0], torch.tensor([2.5, 1.25, 0.5]), names, top=2)
-    assert "Iteration 2\nentropy 1.250" in words(routed)
+    routed = explain.figure_routing(images[0], heat, result.lengths[0], torch.tensor([1.0986, 1.05, 0.5]), names, top=2)
+    assert "Iteration 2\nentropy 1.050\nof 1.099" in words(routed)  # ln 3
+    leaky = explain.figure_routing(images[0], heat, result.lengths[0], torch.tensor([1.386, 1.25, 0.5]), names)
+    assert "Iteration 3\nentropy 0.500\nof 1.386" in words(leaky)  # ln 4: the leak is one more parent
     assert len(routed.axes[0].images) == 1 + 3 * 2  # the input, and two classes in three iterations
     assert len(routed.axes) == 2  # with the colour bar
     assert drawn(routed, tmp_path).std() > 10

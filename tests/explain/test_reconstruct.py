@@ -4,6 +4,7 @@ from torch import Tensor, nn
 
 from torchcaps.errors import UserError
 from torchcaps.explain import SWEEP, reconstructions, sweep
+from torchcaps.explain.reconstruct import correlation
 from torchcaps.models import CapsNet, create_model
 
 
@@ -108,3 +109,11 @@ def test_the_model_is_left_as_it_was(painter):
     painter.train()
     assert not reconstructions(painter, images()).from_predicted.requires_grad
     assert painter.training
+
+
+def test_correlation_is_pearsons_of_each_image():
+    one, other = torch.rand(3, 2, 4, 5).double(), torch.rand(3, 2, 4, 5).double()
+    expected = [torch.corrcoef(torch.stack([a.flatten(), b.flatten()]))[0, 1] for a, b in zip(one, other)]
+    torch.testing.assert_close(correlation(one, other), torch.stack(expected))
+    torch.testing.assert_close(correlation(one, 0.5 - 0.1 * one), -torch.ones(3).double())
+    assert correlation(one, torch.full_like(one, 0.3)).abs().max() < 1e-6  # the same value everywhere

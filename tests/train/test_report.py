@@ -7,7 +7,10 @@ import torch
 from PIL import Image
 
 from torchcaps import explain
-from torchcaps.models import create_model
+from torchcaps.data import load_data
+from torchcaps.explain.decisions import Decision, decide, describe_decisions
+from torchcaps.explain.votes import routing_trace
+from torchcaps.models import create_model, load
 from torchcaps.train.reports.classification import classification_sections
 from torchcaps.train.reports.page import Report
 from torchcaps.train.reports.report_data import ReportData
@@ -59,7 +62,7 @@ def test_every_section_is_there(tmp_path):
         *("Summary", "Learning curves", "Confusion matrix", "Worst mistakes"),
         *("Reconstructions", "Dimension sweeps", "Couplings", "Recipe"),
     ]
-    assert [name for name, count in pictures.items() if not count] == ["Summary", "Recipe"]
+    assert [name for name, count in pictures.items() if not count] == ["Summary", "Dimension sweeps", "Recipe"]
     assert "98.77 %" in parts["Summary"]
     assert "1,234,567" in parts["Summary"]
     assert "<td>12345</td>" in parts["Summary"]
@@ -83,7 +86,7 @@ def test_no_mistakes_are_told_in_words(tmp_path):
 @pytest.mark.parametrize(("classes", "n"), [(1, 1), (2, 1), (200, 5)])
 def test_one_two_or_two_hundred_classes(tmp_path, classes, n):
     page = report(tmp_path, classes=classes, n=n)
-    assert page.count("<img ") >= 5
+    assert page.count("<img ") >= 4  # and no sweep, because an untrained decoder draws nothing
     assert ("The most frequent confusions" in page) == (classes == 200)
 
 
@@ -104,6 +107,55 @@ def test_without_a_decoder_the_couplings_stay(tmp_path):
         "<p>Not available: this CapsNet has no decoder; train one with model.decoder=dense or conv.</p>"
     )
     assert "<img " in parts["Couplings"]
+
+
+@pytest.fixture(scope="module")
+def digits():
+    """The sections of the shipped network and its test images."""
+    model = load("capsnet-digits")
+    test = load_data("digits", image_size=16).test.subset(torch.arange(60))
+    images = model.prepare(test.images)
+    with torch.no_grad():
+        lengths = model(images).lengths
+    data = ReportData(images, test.targets, lengths, list(model.class_names), None)
+    return model, data, sections("\n".join(classification_sections(model, data)))
+
+
+def test_couplings_that_decide_little_are_said_to(digits):
+    model, data, parts = digits
+    found = [decide(routing_trace(model, image)) for image in data.images[:50]]
+    changed = sum(each.winners[0] != each.winners[-1] for each in found)
+    undecided = sum(each.undecided for each in found) / 50
+    told = parts["Couplings"]
+    assert "<p>The couplings decide little in this network. " in told
+    assert f"Of the first 50 test images, routing changes the longest class of {changed};" in told
+    assert f"On average the couplings are {100 * undecided:.1f} % undecided" in told
+    assert "The couplings decide little here: " in told  # under the figure of one image
+
+
+def test_couplings_that_decide_are_not_called_undecided():
+    decided = Decision([1, 2], 0.1, 90, 100, 0.1, True)
+    told = describe_decisions([decided] * 3)
+    assert told.startswith("Of the first 3 test images, routing changes the longest class of 3; ")
+    assert "10.0 % undecided" in told
+    assert "90.0 % of the parts" in told
+
+
+def test_reconstructions_that_follow_the_images_are_shown_in_full(digits):
+    _, _, parts = digits
+    assert "show little" not in parts["Reconstructions"]
+    assert parts["Dimension sweeps"].count("<img ") == 2
+    assert "The last columns are mistakes" in parts["Reconstructions"]
+
+
+def test_reconstructions_that_show_nothing_get_little_room(tmp_path, digits):
+    parts = sections(report(tmp_path, n=12))  # a new network, whose decoder draws noise
+    told = parts["Reconstructions"]
+    assert re.search(r"show little of these images: their correlation with them is −?-?0\.\d\d", told)
+    (width,) = re.findall(r"max-width: (\d+)px", told)
+    (full,) = re.findall(r"max-width: (\d+)px", digits[2]["Reconstructions"])
+    assert int(width) < 0.6 * int(full)
+    assert parts["Dimension sweeps"].startswith("<p>Not shown: the reconstructions follow the images too little")
 
 
 POSED = ("Reconstructions", "Views", "Sweeps", "Poses")
@@ -147,12 +199,12 @@ def test_a_failed_write_leaves_the_earlier_report(tmp_path, monkeypatch):
 
 def test_no_image_is_shown_twice(tmp_path, monkeypatch):
     shown = []
-    real = explain.reconstructions
+    real = explain.figure_reconstructions
 
-    def seen(model, images, targets):
+    def seen(images, *arguments, **options):
         shown.extend(tuple(image.flatten().tolist()) for image in images)
-        return real(model, images, targets)
+        return real(images, *arguments, **options)
 
-    monkeypatch.setattr(explain, "reconstructions", seen)
+    monkeypatch.setattr(explain, "figure_reconstructions", seen)
     report(tmp_path)  # all six are mistakes, and examples of their class
     assert len(shown) == len(set(shown)) == 6

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -111,7 +112,7 @@ def figure_routing(
         image: (C, H, W).
         heat: (R, J, H, W) from `maps_on_image` and `routing_maps`, for this image.
         lengths: (J,) of the class capsules.
-        entropies: (R,) from `coupling_entropy`, one for each iteration.
+        entropies: (R,) from `coupling_entropy`, one for each iteration; shown with the entropy of equal couplings.
         class_names: J names.
         top: the number of classes.
         title: of the figure.
@@ -138,13 +139,21 @@ def figure_routing(
     ]
     words = [f"Iteration {row + 1}" for row in range(R)]
     if entropies is not None:
-        words = [f"{each}\nentropy {float(entropies[row]):.3f}" for row, each in enumerate(words)]
+        nats = [float(entropy) for entropy in entropies]
+        most = _most_entropy(max(nats), heat.shape[1])
+        words = [f"{each}\nentropy {entropy:.3f}\nof {most:.3f}" for each, entropy in zip(words, nats)]
     axes = show_tiles(figure, rows, words, side=1.5)
     bar = figure.colorbar(scale, ax=axes, shrink=0.6, pad=0.02, ticks=MaxNLocator(4))
     bar.set_label("Coupling × capsule length", fontsize=STYLE["small"], color=STYLE["ink"])
     bar.ax.tick_params(labelsize=STYLE["small"], colors=STYLE["quiet"], length=2)
     bar.outline.set_visible(False)
     return figure
+
+
+def _most_entropy(largest: float, J: int) -> float:
+    """The entropy of equal couplings, in nats; leaky routing, which alone exceeds that of J, has one more parent."""
+    most = math.log(J)
+    return most if largest < most + 1e-3 else math.log(J + 1)
 
 
 def _blend(image: Tensor, heat_HW: Tensor, scale: ScalarMappable) -> np.ndarray:

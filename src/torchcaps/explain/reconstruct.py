@@ -62,6 +62,21 @@ def reconstructions(model: nn.Module, images: Tensor, targets: Tensor | None = N
         return Reconstructions(lengths, true, predicted, wrong, from_true, draw(predicted), draw(wrong))
 
 
+def correlation(images: Tensor, drawn: Tensor) -> Tensor:
+    """Compute how well each reconstruction follows its image: Pearson's r over all pixels and channels.
+
+    Args:
+        images, drawn: (B, C, H, W).
+
+    Returns:
+        (B,) from −1 to 1; 0 where either has the same value everywhere.
+    """
+    one, other = (each.to(drawn.device).double().flatten(1) for each in (images, drawn))
+    one, other = one - one.mean(1, keepdim=True), other - other.mean(1, keepdim=True)
+    sizes = one.norm(dim=1) * other.norm(dim=1)
+    return (one * other).sum(1) / sizes.clamp_min(1e-12)
+
+
 def _runner_up(lengths_BJ: Tensor, true_BJ: Tensor, predicted_BJ: Tensor) -> Tensor:
     neither = ~(true_BJ | predicted_BJ)
     # Of two classes, one true and the other predicted, neither is left: then the prediction is the wrong class.

@@ -14,6 +14,9 @@ from torchcaps.layers.routings import ROUTINGS
 from torchcaps.models import CapsuleModel
 from torchcaps.models.evaluating import evaluating
 
+DECIDED = 0.5  # a part whose largest coupling is above has decided for a class
+EQUAL = 1e-6  # couplings that differ by less are equal
+
 
 class RoutingTrace(NamedTuple):
     """Routing of one image over R iterations.
@@ -54,6 +57,21 @@ class RoutingTrace(NamedTuple):
         places = self.couplings.shape[-1] + int(bool((kept > 1e-3).any()))
         nats_RI = torch.special.entr(torch.cat([self.couplings, kept], dim=-1)).sum(-1)
         return (self.weigh(nats_RI, dim=1) / math.log(max(2, places))).clamp(0, 1)
+
+    @property
+    def decided(self) -> Tensor:
+        """(R,) share of the primary capsules that give more than half of their coupling to one class."""
+        return (self.couplings.amax(-1) > DECIDED).float().mean(-1)
+
+    @property
+    def winners(self) -> list[int]:
+        """The longest class of each iteration."""
+        return self.lengths.argmax(-1).tolist()
+
+    @property
+    def starts_uniform(self) -> bool:
+        """Whether the first iteration couples every part to all classes equally, as without routing."""
+        return float(self.couplings[0].max() - self.couplings[0].min()) < EQUAL
 
     def weigh(self, values: Tensor, dim: int) -> Tensor:
         """Return the mean over primary capsules, weighted by their lengths."""

@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from torchcaps import explain
 from torchcaps.data import Batch
 from torchcaps.errors import UserError
+from torchcaps.explain.decisions import decide, describe_decision, describe_decisions
 from torchcaps.explain.familiarity import familiarity_threshold
 from torchcaps.explain.html import paragraph, picture, section, table
+from torchcaps.explain.reconstruct import correlation
+from torchcaps.explain.require import require_capsules
+from torchcaps.explain.votes import routing_trace
+from torchcaps.layers.routings import ROUTINGS
 from torchcaps.train.reports import placement, rejection
 from torchcaps.train.reports.page import percent
 from torchcaps.train.reports.report_data import ReportData, most_confident
@@ -19,6 +24,9 @@ from torchcaps.train.reports.report_data import ReportData, most_confident
 EXAMPLES = 8  # images whose reconstructions are shown, before up to two mistakes
 SWEPT = 2  # images whose capsules are swept
 PAIRS = 500  # images of two classes from which examples are chosen
+FEW = 3  # images whose reconstructions are shown if they show little
+LEAST_FOLLOWED = 0.5  # correlation of images and reconstructions: below, a quarter of the variance is explained
+DECIDED = 50  # images over which it is counted what routing decides
 CONFUSIONS = 10  # rows of the table that replaces numbers too small to print
 
 
@@ -104,8 +112,26 @@ def _reconstructions(model: nn.Module, test: ReportData) -> list[str]:
         "Reconstructions from the capsule of the true class alone, of the predicted class, or of a wrong class (the "
         "runner-up), with that capsule's length. The last columns are mistakes, if there are any."
     )
-    figure = explain.figure_reconstructions(test.images[chosen], drawn, test.names, title="")
-    return [picture(figure, "Reconstructions below their inputs", caption)]
+    followed = _followed(test.images[chosen], drawn)
+    shown = {"limit": len(chosen)}
+    parts = []
+    if followed < LEAST_FOLLOWED:
+        told = (
+            f"The reconstructions show little of these images: their correlation with them is {followed:.2f} (median "
+            f"of {len(chosen)}; 1 would be the image). Only a few are shown. The decoder weighs little in training, "
+            "and photographs need more than one capsule can hold."
+        )
+        parts.append(paragraph(told))
+        shown["limit"] = FEW
+        caption = caption.replace(" The last columns are mistakes, if there are any.", "")
+    figure = explain.figure_reconstructions(test.images[chosen], drawn, test.names, title="", **shown)
+    return [*parts, picture(figure, "Reconstructions below their inputs", caption)]
+
+
+def _followed(images: Tensor, drawn: explain.Reconstructions) -> float:
+    """The median correlation of the images and their reconstructions from the true class."""
+    redrawn = drawn.from_predicted if drawn.from_true is None else drawn.from_true
+    return float(correlation(images, redrawn).median())
 
 
 def _pairs(model: nn.Module, test: ReportData) -> list[str]:
@@ -120,6 +146,11 @@ def _pairs(model: nn.Module, test: ReportData) -> list[str]:
 
 
 def _sweeps(model: nn.Module, test: ReportData) -> list[str]:
+    chosen = test.examples(EXAMPLES)
+    followed = _followed(test.images[chosen], explain.reconstructions(model, test.images[chosen], test.targets[chosen]))
+    if followed < LEAST_FOLLOWED:
+        told = f"Not shown: the reconstructions follow the images too little (correlation {followed:.2f}, see above)."
+        return [paragraph(told)]
     parts = [paragraph("One dimension of the longest class capsule is changed at a time, and the result is decoded.")]
     for index in most_confident(test.lengths, SWEPT):
         name = test.names[int(test.lengths[index].argmax())]
@@ -130,11 +161,16 @@ def _sweeps(model: nn.Module, test: ReportData) -> list[str]:
 
 def _couplings(model: nn.Module, test: ReportData) -> list[str]:
     about = (
-        "Bright areas have primary capsules that are both long and coupled to the class. The first iteration couples "
-        "them to all classes equally; later ones couple each to the class that its vote agrees with. The entropy of "
-        "the couplings (in nats, averaged over primary capsules) falls as they become decided."
+        "Bright areas have primary capsules that are both long and coupled to the class. The first iteration of "
+        "dynamic routing couples them to all classes equally; later ones couple each more to those that its vote "
+        "agrees with. The entropy of the couplings (in nats, averaged over primary capsules) is given with that of "
+        "equal couplings: the closer they are, the less the couplings decide."
     )
     parts = [paragraph(about)]
+    traced = not ROUTINGS[require_capsules(model, "couplings").classes.routing].matrix
+    if traced:
+        found = [decide(routing_trace(model, image)) for image in test.images[:DECIDED]]
+        parts.insert(0, paragraph(describe_decisions(found)))
     for index in dict.fromkeys([*most_confident(test.lengths, 1), *test.errors(1).tolist()]):
         image, target = test.images[index : index + 1], test.targets[index]
         heat = explain.maps_on_image(model, explain.routing_maps(model, image)[:, 0])
@@ -142,7 +178,8 @@ def _couplings(model: nn.Module, test: ReportData) -> list[str]:
         present = target.nonzero().flatten().tolist() if test.several else [int(target)]
         title = f"True class: {' + '.join(test.names[j] for j in present) or 'none'}"
         figure = explain.figure_routing(image[0], heat, test.lengths[index], entropies, test.names, title=title)
-        parts.append(picture(figure, f"Routing maps. {title}"))
+        told = describe_decision(decide(routing_trace(model, image[0])), test.names) if traced else ""
+        parts.append(picture(figure, f"Routing maps. {title}", told))
     return parts
 
 
