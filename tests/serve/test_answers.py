@@ -135,8 +135,18 @@ def test_routing_equals_the_reference_at_each_iteration(explorer, served_models,
         close(of_part.couplings, couplings[0, part], atol=1e-5)
         close(of_part.votes, votes[part].norm(dim=-1), atol=1e-5)
         close(of_part.agreement, along[part] / votes[part].norm(dim=-1), atol=1e-5)
+        assert step.decided == pytest.approx(float((couplings[0].amax(-1) > 0.5).double().mean()), abs=1e-5)
+        for i, voting in enumerate(response.votes.parts):
+            of_votes = (voting.type * rows + voting.row) * columns + voting.column
+            close(response.votes.couplings[iteration - 1][i], couplings[0, of_votes, response.votes.classes], atol=1e-5)
     assert response.steps[0].entropy == 1
     assert response.steps[3].entropy < response.steps[1].entropy < 1
+    finding, lengths = response.finding, torch.tensor([step.lengths for step in response.steps[:3]])
+    assert finding.winners == lengths.argmax(-1).tolist()  # of the model's own three iterations
+    assert finding.undecided == pytest.approx(response.steps[2].entropy, abs=1e-5)
+    assert finding.decided == round(response.steps[2].decided * finding.parts)
+    assert finding.starts_uniform
+    assert finding.sentence.count(f"{finding.decided:,} of {finding.parts:,} parts") == 1
 
 
 def test_transform_at_identity_is_predict(explorer):

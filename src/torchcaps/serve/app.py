@@ -20,6 +20,7 @@ from torchcaps.serve.explorer import Explorer
 from torchcaps.serve.files import file_routes
 from torchcaps.serve.middleware import SecurityMiddleware
 from torchcaps.serve.request_queue import RequestQueue
+from torchcaps.serve.routing_responses import RoutingResponse
 
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")  # as written in a Host header
 MAX_PATH_CHARACTERS = 100  # of a field's path in an error message: the client chose its names
@@ -101,7 +102,7 @@ def _model_routes(explorer: Explorer) -> APIRouter:
         return await queue.run(client, explorer.reconstruct, body)
 
     @router.post("/routing")
-    async def routing(client: Request, body: requests.RoutingRequest) -> responses.RoutingResponse:
+    async def routing(client: Request, body: requests.RoutingRequest) -> RoutingResponse:
         """Which parts of an image support which class, for each iteration of routing."""
         return await queue.run(client, explorer.routing, body)
 

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from torchcaps.errors import UserError, did_you_mean
 from torchcaps.explain.placement import lattice_lengths, read_poses
-from torchcaps.explain.receptive_field import receptive_field
 from torchcaps.explain.require import has_placement
 from torchcaps.explain.sweep import SWEEP
-from torchcaps.explain.votes import RoutingTrace, routing_trace
+from torchcaps.explain.vote_plane import vote_plane
+from torchcaps.explain.votes import routing_trace
 from torchcaps.models import CapsuleModel, ImageModel, Placement
 from torchcaps.robustness.perturb import affine
 from torchcaps.serve import requests, responses
@@ -22,6 +22,8 @@ from torchcaps.serve.inference import decoded_classes, longest, predict, predict
 from torchcaps.serve.pictures import coloured, data_url, missing, strip
 from torchcaps.serve.poses import placements_of
 from torchcaps.serve.responses import numbers
+from torchcaps.serve.routing import check_part, routing_response
+from torchcaps.serve.routing_responses import RoutingResponse
 from torchcaps.serve.served_models import ServedModel
 
 MAX_CURVE_PICTURES = 7  # pictures per curve
@@ -106,34 +108,15 @@ class Explorer:
             placements=placements_of(read.placement)[0],
         )
 
-    def routing(self, request: requests.RoutingRequest) -> responses.RoutingResponse:
+    def routing(self, request: requests.RoutingRequest) -> RoutingResponse:
         """Compute which parts support which class, for each iteration of routing."""
         served = self._find(request.model)
-        (types, rows, columns), part = served.part_grid, request.part
-        if part is not None and not (part.type < types and part.row < rows and part.column < columns):
-            raise UserError(f"part: {served.name} has {types} types of parts in {rows} rows and {columns} columns")
+        check_part(served, request.part)
         image = served.preprocess(request.image)
         with self._inference():
             trace = routing_trace(served.capsules, image, request.iterations)
-        support_RJTHW, couplings_RJTHW = (
-            values_RIJ.unflatten(1, (types, rows, columns)).movedim(-1, 1)
-            for values_RIJ in (trace.support, trace.couplings)
-        )
-        lengths_THW = trace.parts.view(types, rows, columns)
-        coupling_RJHW = (couplings_RJTHW * lengths_THW).sum(2) / lengths_THW.sum(0).clamp_min(1e-12)
-        columns_R = (trace.lengths, trace.entropy, support_RJTHW.sum(2), support_RJTHW.sum((3, 4)), coupling_RJHW)
-        return responses.RoutingResponse(
-            model=served.name,
-            seen=data_url(image),
-            lengths_of_parts=numbers(lengths_THW),
-            steps=[
-                responses.RoutingStep(
-                    lengths=lengths, entropy=entropy, support=support, types=by_type, coupling=coupling
-                )
-                for lengths, entropy, support, by_type, coupling in zip(*map(numbers, columns_R))
-            ],
-            part=None if part is None else _part(served, trace, part),
-        )
+            plane = vote_plane(served.capsules, image, trace)
+        return routing_response(served, image, trace, plane, request.part)
 
     def transform(self, request: requests.TransformRequest) -> responses.TransformResponse:
         """Transform an image and predict it again; on request also along a curve of one parameter."""
@@ -223,23 +206,3 @@ def _sweep(pictures: Tensor, dimensions: int, parts: list[responses.PlacementSwe
     height, width = pictures.shape[-2:]
     sizes = {"dimensions": dimensions, "height": height, "width": width}
     return responses.Sweep(values=list(SWEEP), picture=data_url(rows), parts=parts, **sizes)
-
-
-def _part(served: ServedModel, trace: RoutingTrace, part: requests.Part) -> responses.PartResponse:
-    model, (_, rows, columns) = served.capsules, served.part_grid
-    index = (part.type * rows + part.row) * columns + part.column
-    _, height, width = model.image_shape
-    rows_of, columns_of = receptive_field(model, 0), receptive_field(model, 1)
-    (top, bottom), (left, right) = rows_of.pixels(part.row, height), columns_of.pixels(part.column, width)
-    votes = numbers(trace.votes[index].norm(dim=-1))
-    return responses.PartResponse(
-        type=part.type,
-        row=part.row,
-        column=part.column,
-        length=numbers(trace.parts[index]),
-        box=[top, left, bottom, right],
-        steps=[
-            responses.PartStep(couplings=numbers(couplings), votes=votes, agreement=numbers(agreement))
-            for couplings, agreement in zip(trace.couplings[:, index], trace.agreement[:, index])
-        ],
-    )

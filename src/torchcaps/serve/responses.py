@@ -81,6 +81,7 @@ class ModelResponse(Response):
     classes: list[str]
     image: ImageShape
     pose: Annotated[int | None, Field(description="Dimensions of a class capsule.")]
+    part_pose: Annotated[int | None, Field(description="Only for kind `capsules`: dimensions of a part.")]
     iterations: Annotated[int | None, Field(description="Routing iterations.")]
     grid: Grid | None
     lattice: Annotated[Lattice | None, Field(description="Only for kind `poses`.")]
@@ -177,44 +178,6 @@ class ReconstructResponse(Response):
     ]
     difference: DataUrl | None
     sweep: Sweep | None
-
-
-class RoutingStep(Response):
-    """One iteration of routing."""
-
-    lengths: Numbers
-    entropy: Annotated[
-        float, Field(description="Normalised entropy of the couplings. 1: uniform; 0: each part has one parent.")
-    ]
-    support: Annotated[list[list[Numbers]], Field(description="[class][row][column] support for the class.")]
-    types: Annotated[list[Numbers], Field(description="[class][type] support, summed over positions.")]
-    coupling: Annotated[
-        list[list[Numbers]],
-        Field(description="[class][row][column] mean coupling over types, weighted by the parts' lengths."),
-    ]
-
-
-class PartStep(Response):
-    couplings: Numbers
-    votes: Annotated[Numbers, Field(description="Length of the vote for each class.")]
-    agreement: Annotated[Numbers, Field(description="Cosine between the vote and the class capsule.")]
-
-
-class PartResponse(Response):
-    type: int
-    row: int
-    column: int
-    length: float
-    box: Annotated[list[int], Field(description="Receptive field in pixels: top, left, bottom, right; end-exclusive.")]
-    steps: list[PartStep]
-
-
-class RoutingResponse(Response):
-    model: str
-    seen: DataUrl
-    lengths_of_parts: Annotated[list[list[Numbers]], Field(description="[type][row][column]")]
-    steps: list[RoutingStep]
-    part: PartResponse | None
 
 
 class LatticeResponse(Response):

@@ -119,7 +119,7 @@ class ServedModel:
         """Describe the model for `/api/model`."""
         channels, height, width = self.model.image_shape
         kind: Literal["capsules", "poses", "cnn"] = "cnn"
-        pose = iterations = grid = lattice = parts = None
+        pose = part_pose = iterations = grid = lattice = parts = None
         if has_placement(self.model):
             kind, pose, parts = "poses", self.model.class_dim, ["x", "y", *self.model.pose_parts]
             poses = self.model.lattice
@@ -132,6 +132,7 @@ class ServedModel:
         elif isinstance(self.model, CapsuleModel):
             kind = "capsules"
             pose, iterations = self.model.classes.out_dim, self.model.classes.iterations
+            part_pose = self.model.classes.in_dim
             types, rows, columns = self.part_grid
             field = receptive_field(self.model, axis=0)
             sizes = {"stride": field.stride, "field": field.field, "offset": field.start}
@@ -142,6 +143,7 @@ class ServedModel:
             classes=list(self.model.class_names),
             image=responses.ImageShape(channels=channels, height=height, width=width),
             pose=pose,
+            part_pose=part_pose,
             iterations=iterations,
             grid=grid,
             lattice=lattice,

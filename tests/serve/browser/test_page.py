@@ -106,7 +106,7 @@ def test_everything_works_by_keyboard(open_page):
     ready(page, "routing")
     tab_to(page, "#iteration")
     press(page, "Left")
-    expect(page.locator("#iteration-value")).to_have_text("2 of 3")
+    expect(page.locator("#iteration-value")).to_have_text("2 of 10")
     tab_to(page, "#routing-classes button")
     press(page, "End, Up")
     expect(page.locator("#heat-title")).to_have_text("Support for 8")

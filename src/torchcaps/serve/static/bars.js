@@ -15,7 +15,9 @@ export function classBars(host, classes, pick = null) {
     }, ...inside);
     return { row, fill, value };
   });
-  host.replaceChildren(...rows.map(({ row }) => row));
+  const ticks = ["0", "0.5", "1"].map((text) => h("span", {}, text));
+  const sum = h("p", { class: "note sum" });
+  host.replaceChildren(...rows.map(({ row }) => row), h("div", { class: "scale", "aria-hidden": "true" }, ...ticks), sum);
   const focus = pick && roving(rows.map(({ row }) => row), 1);
 
   return {
@@ -26,6 +28,8 @@ export function classBars(host, classes, pick = null) {
         value.textContent = round(values[index]);
         row.dataset.kind = kinds[index] ?? "";
       });
+      const total = values.reduce((all, value) => all + value, 0);
+      sum.textContent = total === 0 ? "" : `They add up to ${round(total)}: every class is judged by itself, so lengths need not add up to 1.`;
     },
     /** Marks the pinned row, if any, and makes row `stop` the tab stop. */
     choose(pinned, stop) {

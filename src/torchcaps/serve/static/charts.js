@@ -11,13 +11,14 @@ const MARGIN = { left: 34, right: 24, top: 18, bottom: 34 };
  * lines   [{ name, values, kind }]; a kind is a CSS class: "strong", "faint", …; later lines are drawn on top
  * ticks   values to label on the x-axis;  label   title of the x-axis
  * low     start of the y-axis;  high   its end;  levels  values to label on it, formatted by writeLevel
+ * unit    what the y-axis shows;
  * left    width of those labels;  band    [from, to] range of the x-axis to shade, or null
  * jump    points that differ by more than this are not connected
  * cursor  x to mark, or null;  onpick(x)  called on a click
  */
 export function lineChart(host, { xs, lines, ticks, label, title, cursor = null, height = 190, low = 0, high = 1, dots = false,
   write = String, levels = [low, (high + low) / 2, high], writeLevel = (value) => String(Number(value.toFixed(3))),
-  left = MARGIN.left, band = null, jump = Infinity, onpick = null }) {
+  left = MARGIN.left, unit = "", band = null, jump = Infinity, onpick = null }) {
   const [first, last] = [xs[0], xs[xs.length - 1]];
   const x = (value) => left + ((value - first) / (last - first || 1)) * (WIDTH - left - MARGIN.right);
   const y = (value) => height - MARGIN.bottom
@@ -30,6 +31,7 @@ export function lineChart(host, { xs, lines, ticks, label, title, cursor = null,
   ]);
   const axis = ticks.map((value) => text(write(value), { x: x(value), y: height - MARGIN.bottom + 16, "text-anchor": "middle" }));
   axis.push(text(label, { x: (left + WIDTH - MARGIN.right) / 2, y: height - 3, "text-anchor": "middle" }, "axis"));
+  if (unit) axis.push(text(unit, { x: 4, y: 10, "text-anchor": "start" }));
   const curves = lines.flatMap(({ name, values, kind }) => {
     const pieces = [[]];
     values.forEach((value, i) => {

@@ -96,7 +96,7 @@ export function transformPanel(page) {
     const xs = curve.values.map(to);
     const at = to(setting[curve.along]);
     const drawn = drawnClass();
-    const chart = (id, name, values) => {
+    const chart = (id, name, unit, values) => {
       if (!values) return $(id).replaceChildren(h("p", { class: "note" }, "The server has no network to compare with."));
       const order = classes.map((_, index) => index).sort((a, b) => (a === drawn) - (b === drawn));
       const lines = order.map((index) => {
@@ -104,12 +104,12 @@ export function transformPanel(page) {
         return { name: classes[index], values: own, kind: index === drawn ? "strong" : Math.max(...own) > 0.5 ? "runner-up" : "faint" };
       });
       const here = valueAt(xs, values.map((each) => each[drawn]), at);
-      lineChart($(id), { xs, lines, ticks: ticks.map(to), label, write: (value) => write(from(value)), cursor: at,
+      lineChart($(id), { xs, lines, ticks: ticks.map(to), label, unit, write: (value) => write(from(value)), cursor: at,
         title: `${name}: class ${classes[drawn]} along ${label}, ${round(here)} at ${write(from(at))}`,
         onpick: (value) => turn({ [curve.along]: from(value) }) });
     };
-    chart("curve-capsules", page.model.name, curve.lengths);
-    chart("curve-cnn", page.comparison?.name ?? "no network", curve.comparison);
+    chart("curve-capsules", page.model.name, page.model.kind === "poses" ? "presence" : "length", curve.lengths);
+    chart("curve-cnn", page.comparison?.name ?? "no network", "probability", curve.comparison);
     if (curve.placements) showRead(xs, at);
   }
 
@@ -136,7 +136,7 @@ export function transformPanel(page) {
     const band = range && range.length > 1 ? [range[0], range[range.length - 1]] : null;
     const here = from(at);
     const read = valueAt(xs, values.map(own), at);
-    lineChart($("curve-read"), { xs, lines, ticks: ticks.map(to), label: `${label} applied`, write: (value) => write(from(value)), cursor: at,
+    lineChart($("curve-read"), { xs, lines, ticks: ticks.map(to), label: `${label} applied`, unit: `${name} predicted`, write: (value) => write(from(value)), cursor: at,
       low, high, levels, writeLevel, left: 48, band, jump: name === "angle" ? 180 : Infinity,
       title: `${name} predicted for class ${classes[drawnClass()]} along ${label}: ${part.write(scale ? 2 ** read : read)} at ${write(here)}`,
       onpick: (value) => turn({ [curve.along]: from(value) }) });
