@@ -13,7 +13,7 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT / "tests" / "serve" / "browser"))
-from driver import THREE, browsing, draw, serving, settle  # noqa: E402
+from driver import THREE, browsing, draw, draw_example, serving, settle  # noqa: E402
 
 PICTURES = ROOT / "docs" / "pictures"
 DESKTOP = {"viewport": {"width": 1180, "height": 700}, "device_scale_factor": 1.5}
@@ -99,7 +99,8 @@ def turn(page: Any) -> None:
 
 
 def slanted(page: Any) -> None:
-    example(page, "6, slanted")
+    draw_example(page, 6, 1, share=1 / 0.9)
+    page.wait_for_selector('#verdict[data-winner="6"]')
 
 
 def turned(page: Any) -> None:

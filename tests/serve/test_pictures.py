@@ -13,7 +13,7 @@ from torchcaps.serve import pictures
 
 
 def decoded(text):
-    return pictures.decode_picture(pictures.decode_base64(text))
+    return pictures.decode_picture(pictures.decode_base64(text))[0] / 255
 
 
 def gradient(height=20, width=30):

@@ -4,12 +4,26 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 
 from torchcaps.errors import UserError
 
 TIMEOUT_SECONDS = 30
+_offline = ContextVar("offline", default=False)
+
+
+@contextmanager
+def no_downloads() -> Iterator[None]:
+    """Inside the block, a missing file raises a UserError instead of being downloaded."""
+    token = _offline.set(True)
+    try:
+        yield
+    finally:
+        _offline.reset(token)
 
 
 @dataclass(frozen=True)
@@ -72,6 +86,8 @@ def dataset_folder(name: str) -> Path:
 
 def fetch(remote: Remote, folder: Path) -> Path:
     """Download a file into the folder, from the first mirror that delivers the right checksum."""
+    if _offline.get():
+        raise UserError(f"{remote.name} is not in {folder}")
     import pooch
 
     _make_writable(folder)

@@ -75,17 +75,20 @@ def decode(path: Path, size: tuple[int, int], channels: int | None) -> np.ndarra
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
 
-def decode_grey(data: bytes, formats: tuple[str, ...], max_side_pixels: int, background: str) -> np.ndarray:
-    """Decode the content of an image file to grey, upright and at its own size.
+def decode_bytes(
+    data: bytes, channels: int, formats: tuple[str, ...], max_side_pixels: int, background: str
+) -> np.ndarray:
+    """Decode the content of an image file, upright and at its own size.
 
     Args:
         data: the file's content.
+        channels: 1 for grey, 3 for colours.
         formats: the only Pillow formats to try.
         max_side_pixels: the largest height or width to decode.
         background: the colour behind transparent pixels.
 
     Returns:
-        (H, W) uint8.
+        (C, H, W) uint8.
 
     Raises:
         TooManyPixels: the header gives a larger image. Damaged files raise other exceptions, of nearly any type.
@@ -94,7 +97,8 @@ def decode_grey(data: bytes, formats: tuple[str, ...], max_side_pixels: int, bac
 
     with _bounded(io.BytesIO(data), formats, max_side_pixels) as image:
         ImageOps.exif_transpose(image, in_place=True)
-        return np.asarray(_eight_bits(image, background).convert("L"))
+        pixels = np.asarray(_eight_bits(image, background).convert("L" if channels == 1 else "RGB"))
+    return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
 
 def upright_size(path: Path) -> tuple[int, int]:

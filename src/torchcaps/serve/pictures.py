@@ -7,13 +7,12 @@ import binascii
 import io
 import struct
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from torchcaps.data.images import TooManyPixels, decode_grey
+from torchcaps.data.images import TooManyPixels, decode_bytes
 from torchcaps.errors import UserError
 
 MAX_BYTES = 1 << 20  # of a picture file
@@ -39,15 +38,15 @@ def decode_base64(text: str) -> bytes:
         raise UserError("the picture is not base64") from None
 
 
-def decode_picture(data: bytes) -> Tensor:
-    """Decode a picture file to grey (H, W) in [0, 1]; transparent parts become white.
+def decode_picture(data: bytes, channels: int = 1) -> Tensor:
+    """Decode a picture file to (C, H, W) uint8, grey or in colours; transparent parts become white.
 
     The size is checked in the header, so that a small file never becomes a large picture.
     """
     if len(data) > MAX_BYTES:
         raise UserError("the picture is larger than 1 MiB: make it smaller")
     try:
-        grey = decode_grey(data, FORMATS, MAX_SIDE_PIXELS, background="white")
+        pixels = decode_bytes(data, channels, FORMATS, MAX_SIDE_PIXELS, background="white")
     except TooManyPixels as error:
         raise UserError(f"the picture has {error}: at most {MAX_SIDE_PIXELS}×{MAX_SIDE_PIXELS} are read") from None
     except Image.UnidentifiedImageError:
@@ -55,7 +54,7 @@ def decode_picture(data: bytes) -> Tensor:
     except Exception:
         # A damaged file makes a decoder raise nearly anything: OSError, SyntaxError, struct.error, IndexError, ...
         raise UserError("the picture is damaged: it cannot be decoded") from None
-    return torch.from_numpy(grey.astype(np.float32) / 255)
+    return torch.from_numpy(pixels.copy())
 
 
 def white_on_black(grey_HW: Tensor) -> Tensor:

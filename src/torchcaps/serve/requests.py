@@ -71,6 +71,12 @@ class PixelArray(Request):
     )
 
 
+class ExampleImage(Request):
+    """One of the model's examples."""
+
+    example: Annotated[int, Field(ge=0, lt=1000, description="Its position in `examples` of /api/model."), WHOLE]
+
+
 def too_many_fields(value: Any) -> bool:
     """Return whether an object, or one nested in it, has more than MAX_FIELDS fields.
 
@@ -82,12 +88,14 @@ def too_many_fields(value: Any) -> bool:
 
 
 def _kind(value: Any) -> str:
-    if isinstance(value, dict):
-        return "pixels" if "pixels" in value else "png"
-    return "pixels" if isinstance(value, PixelArray) else "png"
+    given = value if isinstance(value, dict) else type(value).model_fields if isinstance(value, Request) else {}
+    return next((kind for kind in ("pixels", "example") if kind in given), "png")
 
 
-AnyImage = Annotated[Annotated[ImageFile, Tag("png")] | Annotated[PixelArray, Tag("pixels")], Discriminator(_kind)]
+AnyImage = Annotated[
+    Annotated[ImageFile, Tag("png")] | Annotated[PixelArray, Tag("pixels")] | Annotated[ExampleImage, Tag("example")],
+    Discriminator(_kind),
+]
 ModelName = Annotated[
     str | None, Field(max_length=200, description="A name listed by /api/model; the default model if omitted.")
 ]

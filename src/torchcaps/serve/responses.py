@@ -72,6 +72,25 @@ class Drawing(Response):
     brush: Annotated[float, Field(description="Width of a stroke, as a share of the digit's size.")]
 
 
+ExampleKind = Literal["drawn", "data", "none"]
+
+
+class Example(Response):
+    """An image of a model's own data; requests name it by its position."""
+
+    classes: list[str]
+    picture: DataUrl
+
+
+class Examples(Response):
+    kind: Annotated[
+        ExampleKind,
+        Field(description="drawn: the strokes that come with the page. data: `images`. none: there are none."),
+    ]
+    note: Annotated[str, Field(description="What they are, or why there are none.")]
+    images: list[Example]
+
+
 class ModelResponse(Response):
     name: str
     kind: Annotated[
@@ -93,6 +112,11 @@ class ModelResponse(Response):
         float | None, Field(description="Familiarity threshold; below it the prediction is none of the classes.")
     ]
     drawing: Drawing
+    draws: Annotated[
+        bool,
+        Field(description="Whether it takes white ink on black, as drawn on the page; other images stay as they are."),
+    ]
+    examples: Examples
     role: Literal["main", "overlap", "comparison"]
     pairs: Annotated[bool, Field(description="Whether the model was trained on overlapping pairs of digits.")]
     card: Annotated[dict[str, Any], Field(description="The model card: how it was trained. Empty if it has none.")]

@@ -28,9 +28,12 @@ def serve(name: str, host: str, port: int, console: Console) -> None:
         address, port = listening.getsockname()[:2]
         local = is_loopback(address)
         names = (*LOOPBACK, _in_url(address), _in_url(host.lower()))
-        app = create_app(Explorer(load_models(name)), hosts=names if local else None)
+        models = load_models(name)
+        app = create_app(Explorer(models), hosts=names if local else None)
         url = f"http://{_in_url(host or address)}:{port}"
         console.print(f"the explorer runs at {url} (Ctrl-C to stop)", soft_wrap=True, highlight=False, markup=False)
+        if reason := models[0].examples.reason:
+            console.print(f"note: the page has no examples: {reason}", soft_wrap=True, highlight=False, markup=False)
         if not local:
             console.print(
                 "note: anyone who can reach this machine can use the explorer; omit --host to allow only this machine",

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from torchcaps.data.images import resize_images
 from torchcaps.errors import UserError
 from torchcaps.explain.receptive_field import receptive_field
 from torchcaps.explain.require import has_placement, require_decoder
@@ -18,6 +19,7 @@ from torchcaps.models import CapsuleModel, ImageModel, PoseCaps, SegmentationMod
 from torchcaps.models.files import file_beside
 from torchcaps.predict import familiarity_threshold
 from torchcaps.serve import pictures, requests, responses
+from torchcaps.serve.examples import DIGIT_SOURCES, NOT_LOADED, ExampleImages, find_examples
 
 Role = Literal["main", "overlap", "comparison"]
 PAIRS_SOURCE = "multimnist"  # the data source with two digits per image
@@ -57,6 +59,7 @@ class ServedModel:
         role: main, overlap (for two digits), or comparison.
         card: Its model card.
         meanings: For each class and dimension, the image property that the dimension correlates with.
+        examples: Images of the kind that it was trained on.
     """
 
     name: str
@@ -64,6 +67,7 @@ class ServedModel:
     role: Role = "main"
     card: dict[str, Any] = field(default_factory=dict)
     meanings: list[list[dict[str, Any]]] | None = None
+    examples: ExampleImages = NOT_LOADED
 
     @property
     def capsules(self) -> CapsuleModel:
@@ -98,22 +102,34 @@ class ServedModel:
         rows, columns = self.capsules.grid
         return self.capsules.classes.in_capsules // (rows * columns), rows, columns
 
-    def preprocess(self, image: requests.ImageFile | requests.PixelArray) -> Tensor:
+    @property
+    def draws(self) -> bool:
+        """Whether it takes white ink on black. If nothing is recorded about its data, grey images are taken for ink."""
+        return self.source in DIGIT_SOURCES or (self.source is None and self.model.image_shape[0] == 1)
+
+    def preprocess(self, image: requests.ImageFile | requests.PixelArray | requests.ExampleImage) -> Tensor:
         """Convert a client's image to the model's input: (C, H, W) in [0, 1]."""
         channels, height, width = self.model.image_shape
+        if isinstance(image, requests.ExampleImage):
+            if image.example >= len(self.examples.images):
+                raise UserError(f"example: {self.name} has {len(self.examples.images)} examples, numbered from 0")
+            return self.examples.images[image.example]
         if isinstance(image, requests.PixelArray):
             if len(image.pixels) != height or any(len(row) != width for row in image.pixels):
                 raise UserError(f"pixels: {self.name} needs {height} rows of {width} values")
-            grey = torch.tensor(image.pixels)
-        else:
-            drawn = pictures.white_on_black(pictures.decode_picture(pictures.decode_base64(image.png)))
-            box, _, side = self.style
-            # Reduce to the training images' original resolution, unless the image is no larger than the model's input.
-            finer = side is not None and max(drawn.shape) > max(height, width)
-            size = (side, side) if side is not None and finer else (height, width)
-            grey = pictures.centre(pictures.ink(drawn), *size, box) if image.centre else pictures.fit(drawn, *size)
-            grey = pictures.fit(grey, height, width)
-        return grey.expand(channels, height, width)
+            return torch.tensor(image.pixels).expand(channels, height, width)
+        data = pictures.decode_base64(image.png)
+        if not self.draws:
+            colours = pictures.decode_picture(data, 3 if channels == 3 else 1).expand(channels, -1, -1)
+            height, width = self.model.resize_to
+            return self.model.prepare(resize_images(colours[None], (height, width)))[0]
+        drawn = pictures.white_on_black(pictures.decode_picture(data)[0] / 255)
+        box, _, side = self.style
+        # Reduce to the training images' original resolution, unless the image is no larger than the model's input.
+        finer = side is not None and max(drawn.shape) > max(height, width)
+        size = (side, side) if side is not None and finer else (height, width)
+        grey = pictures.centre(pictures.ink(drawn), *size, box) if image.centre else pictures.fit(drawn, *size)
+        return pictures.fit(grey, height, width).expand(channels, height, width)
 
     def describe(self) -> responses.ModelResponse:
         """Describe the model for `/api/model`."""
@@ -151,6 +167,8 @@ class ServedModel:
             decoder=getattr(self.model, "decoder", None) is not None,
             none_below=familiarity_threshold(self.model),
             drawing=responses.Drawing(box=self.style.box, brush=self.style.brush),
+            draws=self.draws,
+            examples=self.examples.describe(self.model.class_names),
             role=self.role,
             pairs=self.source == PAIRS_SOURCE,
             card=self.card,
@@ -162,6 +180,7 @@ def load_models(name: str) -> list[ServedModel]:
     """Load a model; if it was trained on MNIST, also the shipped models for overlapping digits and comparison."""
     main = load_model(name, "main")
     check_explorable(main)
+    main = replace(main, examples=find_examples(main.model, main.source))
     served_models = [main]
     if main.source == "mnist":
         shipped = [(other, role) for other, role in EXTRA_MODELS if other in shipped_models() and other != main.name]

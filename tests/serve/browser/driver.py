@@ -21,6 +21,12 @@ NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome"
 PANELS = ("draw", "pose", "routing", "overlap", "transform")
 Stroke = Sequence[tuple[float, float]]
 
+OWN_STROKES = """async ([digit, style, share]) => {
+  const { PATHS, strokesOf } = await import("/static/examples.js");
+  const place = (value) => 0.5 + (value - 0.5) * share;
+  return strokesOf(PATHS[digit][style], 5).map((points) => points.map(([x, y]) => [place(x), place(y)]));
+}"""
+
 
 def curve(*points: tuple[float, float], between: int = 5) -> Stroke:
     """A smooth curve through points (Catmull-Rom)."""
@@ -92,6 +98,13 @@ def draw(page, strokes: Sequence[Stroke], pad: str = "#pad") -> None:
         for place in places[1:]:
             page.mouse.move(*place, steps=2)
         page.mouse.up()
+
+
+def draw_example(page, digit: int, style: int, share: float = 1.0) -> None:
+    """Draw one of the page's own digits with the mouse, instead of what is on the pad."""
+    strokes = page.evaluate(OWN_STROKES, [digit, style, share])
+    page.get_by_role("button", name="Clear").first.click()
+    draw(page, strokes)
 
 
 def touch(page, strokes: Sequence[Stroke], pad: str = "#pad") -> None:

@@ -7,7 +7,7 @@ import io
 
 import numpy as np
 import pytest
-from driver import THREE, draw, expect, serving, settle
+from driver import THREE, draw, draw_example, expect, serving, settle
 from PIL import Image, ImageDraw
 from test_drawing import DROP
 from test_page import CONTRASTS, OVERFLOWING, press, tab_to
@@ -49,7 +49,8 @@ def placement(page):
 
 
 def example(page, name):
-    page.get_by_role("button", name=name).first.click()
+    """Draw a digit of the page's own, in a style, as large as the training digits."""
+    draw_example(page, int(name[0]), ("upright", "slanted").index(name[3:]), share=1 / 0.9)
     expect(page.locator("#verdict")).to_have_attribute("data-winner", name[0])
     settle(page)
 

@@ -7,11 +7,13 @@ import { overlapPanel } from "./overlap.js";
 import { Pad, pictureOf } from "./pad.js";
 import { posePanel } from "./pose.js";
 import { routingPanel } from "./routing.js";
-import { acceptDrops, exampleMarks, exampleSheet, readPicture, toolbar } from "./tools.js";
+import { describeInput, examplesOf } from "./samples.js";
+import { acceptDrops, exampleMarks, readPicture, toolbar } from "./tools.js";
 import { transformPanel } from "./transform.js";
 import { viewsPanel } from "./views.js";
 
 const NAMES = ["draw", "pose", "routing", "views", "overlap", "transform"];
+const PRESENT = 0.5;      // length of a class that is present
 const EXAMPLE = 0.9;      // size of an example, as a share of the pad's side
 
 function showBanner(text) {
@@ -60,6 +62,7 @@ async function start() {
   };
   for (const place of document.querySelectorAll(".pose-size")) place.textContent = page.model.pose;
   showFor(page.model, page.comparison);
+  describeInput(page.model);
   document.body.dataset.model = page.model.kind;
   names = NAMES.filter((name) => name !== (poses ? "routing" : "views"));
   for (const name of NAMES) $(`tab-${name}`).hidden = !names.includes(name);
@@ -97,7 +100,8 @@ async function start() {
 
   let fileError = null;   // error message for a file, shown until the drawing changes
   let opened = null;      // an image file and its mark; the file is sent unchanged until the user draws on it
-  let reject = null;      // length below which no class is predicted; null for the network's own threshold
+  // Length below which no class is predicted; null for the network's own threshold, if it has one.
+  let reject = page.model.none_below === null ? PRESENT : null;
   const pad = new Pad($("pad"), { label: "Drawing pad", help: "pad-help", changed: throttled(predictDrawing) });
   // A network that predicts placements gets the pad unchanged, with digits of the size that they have in its training images.
   const { box, brush } = page.model.drawing;
@@ -110,7 +114,7 @@ async function start() {
   function predictDrawing() {
     fileError = null;
     if (pad.empty) return showEmpty();
-    const image = { png: isUnchangedFile() ? opened.png : pictureOf(pad.marks), centre: centre() };
+    const image = (isUnchangedFile() && opened.example) || { png: isUnchangedFile() ? opened.png : pictureOf(pad.marks), centre: centre() };
     predict({ image, model: page.model.name, reject });
   }
 
@@ -120,7 +124,7 @@ async function start() {
     delete $("verdict").dataset.winner;
     delete $("verdict").dataset.none;
     $("message").textContent = "";
-    $("verdict").textContent = "Draw a digit.";
+    $("verdict").textContent = page.model.draws ? "Draw a digit." : "Open an image.";
     panels[visible].update();
   }
 
@@ -145,19 +149,30 @@ async function start() {
     }
   }
 
+  /** Shows one of the network's own images; the server has it as the network takes it. */
+  async function showExample(index, { greeting = false } = {}) {
+    const { picture: source } = page.model.examples.images[index];
+    const picture = new Image();
+    picture.src = source;
+    await picture.decode();
+    opened = { example: { example: index }, mark: { layer: 0, picture } };
+    pad.replace([opened.mark], { greeting });
+    if (greeting) pad.past = [];
+  }
+
   function refit() {
-    if (isUnchangedFile()) put(() => opened.png);
+    if (isUnchangedFile() && !opened.example) put(() => opened.png);
     else predictDrawing();
   }
 
   const example = (digit, style) => exampleMarks(digit, style, { share, brush });
   toolbar($("tools"), pad, { file: open, name: "pad" });
-  if (poses) $("tools").append(h("label", { class: "fit", for: "fit", title: "For photographs: remove the background, then centre and scale the ink" }, centring, "Centre and scale"));
+  if (poses && page.model.draws) $("tools").append(h("label", { class: "fit", for: "fit", title: "For photographs: remove the background, then centre and scale the ink" }, centring, "Centre and scale"));
   acceptDrops(document, open);
-  exampleSheet($("examples"), [0, 1, 2], (digit, style) => pad.replace(example(digit, style)));
+  const greet = examplesOf(page.model, { draw: (digit, style, options) => pad.replace(example(digit, style), options), show: showExample });
 
   const own = page.model.none_below === null ? "off" : "own threshold";
-  $("reject-host").replaceChildren(slider({ id: "reject", label: `“None of these” below ${poses ? "presence" : "length"}`, min: 0, max: 1, step: 0.05, value: 0,
+  $("reject-host").replaceChildren(slider({ id: "reject", label: `“None of these” below ${poses ? "presence" : "length"}`, min: 0, max: 1, step: 0.05, value: reject ?? 0,
     show: (value) => (value === 0 ? own : round(value)),
     oninput: (value) => { reject = value === 0 ? null : value; predictDrawing(); } }).element);
 
@@ -179,7 +194,8 @@ async function start() {
   addEventListener("hashchange", showFromHash);
 
   showFromHash();
-  pad.replace(example(5, 1), { greeting: true });
+  predictDrawing();
+  greet();
   pad.past = [];
 }
 
