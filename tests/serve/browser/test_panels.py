@@ -131,6 +131,49 @@ def test_two_digits_give_two_reconstructions(open_page):
     becomes(page, "#other-picture", asked)
 
 
+@pytest.mark.skipif(
+    "capsnet-multimnist" not in shipped_models(), reason="weights for overlapping digits are not shipped"
+)
+@pytest.mark.parametrize("layer", [0, 1])
+def test_one_digit_is_one_digit(open_page, layer):
+    page = open_page("overlap")
+    expect(page.locator("#pair-verdict")).to_have_text("A 2 and a 7.")
+    page.locator("#panel-overlap").get_by_role("button", name="Clear").click()
+    page.locator(f"#layer-{layer}").check()
+    draw(page, THREE, "#pair-pad")
+    verdict = page.locator("#pair-verdict")
+    expect(verdict).to_have_text("A 3; no second digit found.")
+    settle(page)
+    here, other = (("first", "second"), ("second", "first"))[layer]
+    expect(page.locator(f"#pair-{here}-name")).to_contain_text("a 3, length 0.")
+    expect(page.locator(f"#pair-{other}-name")).to_contain_text("no second digit: ")
+    expect(page.locator(f"#pair-{other}")).to_have_attribute("src", "static/blank.svg")
+    expect(page.locator("#pair-bars .bar[data-kind]:not([data-kind=''])")).to_have_count(1)
+    expect(page.locator("#probe-text")).to_contain_text("the 3 explains")
+    for index in (0, 4, 6, 8, 15):
+        page.locator("#pair-examples button").nth(index).click()
+        expect(verdict).to_have_text(f"{'An' if index == 8 else 'A'} {index % 10}; no second digit found.")
+    page.locator(f"#layer-{1 - layer}").check()
+    page.locator("#pair-examples button").nth(3).click()
+    expect(verdict).not_to_contain_text("no second digit")  # a second one that is there is found
+
+
+@pytest.mark.skipif(
+    "capsnet-multimnist" not in shipped_models(), reason="weights for overlapping digits are not shipped"
+)
+def test_what_a_second_reconstruction_adds(open_page):
+    page = open_page("overlap")
+    added = """async ([drawn, one, two]) => {
+      const { addedBySecond } = await import("/static/pixels.js");
+      return addedBySecond(drawn, [one, two]);
+    }"""
+    drawn, left, right = [1, 1, 0, 0], [1, 0, 0, 0], [0, 0.5, 0, 0]
+    assert page.evaluate(added, [drawn, left, right]) == {"best": 0, "added": pytest.approx(0.375)}  # 1 → 0.25, of 2
+    assert page.evaluate(added, [drawn, right, left]) == {"best": 1, "added": pytest.approx(0.375)}
+    assert page.evaluate(added, [drawn, left, left])["added"] == 0
+    assert page.evaluate(added, [drawn, left, [0, 0, 1, 0]])["added"] == -0.5
+
+
 def test_without_a_network_for_overlap_a_message_is_shown(open_page, browser):
     page = open_page("draw")
 

@@ -33,8 +33,9 @@ export class Probe {
   show(colours, values, names) {
     Object.assign(this, { values, names });
     this.image.src = toPicture(colours, this.height, this.width);
-    // Start where both have the most ink.
-    const both = Array.from(values.first, (value, i) => Math.min(value, values.second[i]));
+    // Start where both have the most ink, or the only one.
+    const meet = names.every(Boolean) ? Math.min : Math.max;
+    const both = Array.from(values.first, (value, i) => meet(value, values.second[i]));
     const most = both.indexOf(Math.max(...both));
     this.#move([most % this.width, Math.floor(most / this.width)]);
   }
@@ -55,6 +56,6 @@ export class Probe {
     const i = this.at[1] * this.width + this.at[0];
     const { drawn, first, second } = this.values;
     this.text.textContent = `Row ${this.at[1] + 1}, column ${this.at[0] + 1}: input ${round(drawn[i])}; `
-      + `the ${this.names[0]} explains ${round(first[i])}, the ${this.names[1]} ${round(second[i])}.`;
+      + `${[first, second].flatMap((part, k) => (this.names[k] ? [`the ${this.names[k]} explains ${round(part[i])}`] : [])).join(", ")}.`;
   }
 }
