@@ -39,7 +39,7 @@ def test_models_are_described(explorer):
     assert poses.placement == ["x", "y", "angle", "scale", "shear"]
     assert (poses.lattice.angles, poses.lattice.full_circle) == ([-45, -30, -15, 0, 15, 30, 45], False)
     assert (main.lattice, main.placement) == (None, None)
-    assert [each.part_pose for each in described.models] == [8, 8, None, None]
+    assert [(each.part_types, each.part_pose) for each in described.models] == [(4, 8), (4, 8), (None, None), (4, 8)]
     assert [each.decoder for each in described.models] == [True, True, False, True]
 
 

@@ -100,7 +100,8 @@ class ModelResponse(Response):
     classes: list[str]
     image: ImageShape
     pose: Annotated[int | None, Field(description="Dimensions of a class capsule.")]
-    part_pose: Annotated[int | None, Field(description="Only for kind `capsules`: dimensions of a part.")]
+    part_pose: Annotated[int | None, Field(description="Dimensions of a part (primary capsule).")]
+    part_types: Annotated[int | None, Field(description="Types of parts.")]
     iterations: Annotated[int | None, Field(description="Routing iterations.")]
     grid: Grid | None
     lattice: Annotated[Lattice | None, Field(description="Only for kind `poses`.")]

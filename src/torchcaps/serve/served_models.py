@@ -135,10 +135,10 @@ class ServedModel:
         """Describe the model for `/api/model`."""
         channels, height, width = self.model.image_shape
         kind: Literal["capsules", "poses", "cnn"] = "cnn"
-        pose = part_pose = iterations = grid = lattice = parts = None
+        pose = part_pose = part_types = iterations = grid = lattice = parts = None
         if has_placement(self.model):
             kind, pose, parts = "poses", self.model.class_dim, ["x", "y", *self.model.pose_parts]
-            poses = self.model.lattice
+            poses, part_pose, part_types = self.model.lattice, self.model.dim, self.model.types
             lattice = responses.Lattice(
                 angles=list(poses.angles),
                 scales=list(poses.scales),
@@ -149,10 +149,10 @@ class ServedModel:
             kind = "capsules"
             pose, iterations = self.model.classes.out_dim, self.model.classes.iterations
             part_pose = self.model.classes.in_dim
-            types, rows, columns = self.part_grid
+            part_types, rows, columns = self.part_grid
             field = receptive_field(self.model, axis=0)
             sizes = {"stride": field.stride, "field": field.field, "offset": field.start}
-            grid = responses.Grid(types=types, rows=rows, columns=columns, **sizes)
+            grid = responses.Grid(types=part_types, rows=rows, columns=columns, **sizes)
         return responses.ModelResponse(
             name=self.name,
             kind=kind,
@@ -160,6 +160,7 @@ class ServedModel:
             image=responses.ImageShape(channels=channels, height=height, width=width),
             pose=pose,
             part_pose=part_pose,
+            part_types=part_types,
             iterations=iterations,
             grid=grid,
             lattice=lattice,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import re
 
 import numpy as np
 import pytest
@@ -189,6 +190,31 @@ def test_the_map_shows_the_length_in_each_view(show):
     expect(page.locator("#views-caption")).to_contain_text("the view at −30°, ×1: length")
     page.get_by_role("button", name="Clear").click()
     expect(page.locator("#lattice-title")).to_have_text("Length in each view")
+
+
+def test_the_picture_of_the_network_has_its_numbers_and_words(show):
+    page = show("views")
+    model = page.evaluate("fetch('api/model').then((answer) => answer.json())")["models"][0]
+    captions = page.locator("#views-network figcaption").evaluate_all("(all) => all.map((each) => each.innerText)")
+    numbers = [[int(word) for word in re.findall(r"\d+", caption)] for caption in captions]
+    lattice = model["lattice"]
+    assert numbers == [
+        [16, 16],
+        [lattice["searched"], len(lattice["angles"]), len(lattice["scales"])],
+        [model["part_types"], model["part_pose"]],
+        [10, 16],
+    ]
+    for each in page.locator("#views-network image").all():
+        assert each.get_attribute("href").startswith("data:image/png;base64,")
+    radii = page.locator("#views-network .class-dot").evaluate_all("(all) => all.map((dot) => +dot.getAttribute('r'))")
+    presence = [float(text) for text in page.locator("#views-classes .value").all_inner_texts()]
+    assert radii == pytest.approx([1 + 9 * value**0.5 for value in presence], abs=0.3)
+    tab_to(page, "#views-network .word")
+    expect(page.locator(".meaning-tip:visible")).to_contain_text("The image turned and scaled.")
+    press(page, "Escape")
+    expect(page.locator(".meaning-tip:visible")).to_have_count(0)
+    page.get_by_role("button", name="Clear").first.click()
+    expect(page.locator("#views-network image[href]")).to_have_count(0)
 
 
 def labels(cells):

@@ -29,7 +29,7 @@ export function classBars(host, classes, pick = null) {
         row.dataset.kind = kinds[index] ?? "";
       });
       const total = values.reduce((all, value) => all + value, 0);
-      sum.textContent = total === 0 ? "" : `They add up to ${round(total)}: every class is judged by itself, so lengths need not add up to 1.`;
+      sum.textContent = total === 0 ? "" : `They add up to ${round(total)}: every class is judged by itself, so they need not add up to 1.`;
     },
     /** Marks the pinned row, if any, and makes row `stop` the tab stop. */
     choose(pinned, stop) {

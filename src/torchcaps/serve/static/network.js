@@ -29,46 +29,63 @@ export function meaningsFor(model) {
   };
 }
 
-export function networkPicture(host, model) {
-  const { classes, grid, part_pose: K, pose: D, image } = model;
-  const parts = grid.types * grid.rows * grid.columns;
-  const seen = svg("image", { x: 10, y: 10, width: 100, height: 100, preserveAspectRatio: "none" });
-  const shown = Math.min(classes.length, LINES);
-  const at = (index) => 12 + (96 * (index + 0.5)) / shown;
-  const names = classes.slice(0, shown);
-  const lines = names.map((_, index) => svg("line", { class: "vote-line", x1: 14, y1: 60, x2: 106, y2: at(index) }));
+const drawing = (label, ...children) => svg("svg", { viewBox: "0 0 120 120", role: "img", "aria-label": label }, ...children);
+const word = (name, text = name) => h("span", { "data-word": name }, text);
+
+function stages(host, pictures, captions, meanings) {
+  host.replaceChildren(...Object.entries(pictures).map(([name, picture]) =>
+    h("figure", { class: "stage-of", "data-stage": name }, picture, h("figcaption", {}, ...captions[name]))));
+  explainWords(host, meanings);
+}
+
+/** The dots of the class capsules with their names, and a function that shows lengths. */
+function classDots(classes) {
+  const names = classes.slice(0, LINES);
+  const at = (index) => 12 + (96 * (index + 0.5)) / names.length;
   const dots = names.map((_, index) => svg("circle", { class: "class-dot", cx: 22, cy: at(index), r: 1 }));
   const labels = names.map((name, index) => svg("text", { class: "tick", x: 34, y: at(index) + 3 },
     name.length > 12 ? `${name.slice(0, 11)}…` : name));
+  const show = (lengths) => dots.forEach((dot, index) =>
+    dot.setAttribute("r", (1 + 9 * Math.sqrt(Math.max(0, lengths?.[index] ?? 0))).toFixed(2)));
+  return { at, names, show, picture: drawing("The class capsules, as dots: the larger, the longer", ...dots, ...labels),
+    few: classes.length > names.length ? ` (${names.length} are drawn)` : "" };
+}
+
+const frame = () => svg("rect", { class: "black", x: 10, y: 10, width: 100, height: 100 });
+const imageAt = (attributes) => svg("image", { x: 10, y: 10, width: 100, height: 100, preserveAspectRatio: "none", ...attributes });
+const setSource = (image, source) => (source === null ? image.removeAttribute("href") : image.setAttribute("href", source));
+const sizeOf = ({ height, width, channels }) => ` ${height} × ${width} pixels${channels > 1 ? `, ${channels} channels` : ""}`;
+
+/** The picture of a network with routing. */
+export function networkPicture(host, model) {
+  const { classes, grid, part_pose: K, pose: D, image } = model;
+  const parts = grid.types * grid.rows * grid.columns;
+  const seen = imageAt();
+  const capsules = classDots(classes);
+  const lines = capsules.names.map((_, index) => svg("line", { class: "vote-line", x1: 14, y1: 60, x2: 106, y2: capsules.at(index) }));
   const cell = svg("rect", { class: "chosen-place" });
-  const drawing = (label, ...children) => svg("svg", { viewBox: "0 0 120 120", role: "img", "aria-label": label }, ...children);
   const pictures = {
-    image: drawing("The image", svg("rect", { class: "black", x: 10, y: 10, width: 100, height: 100 }), seen),
+    image: drawing("The image", frame(), seen),
     parts: drawing(`Sheets of parts, one for each type, each with ${grid.rows} × ${grid.columns} places`, ...sheets(grid), cell),
     votes: drawing("The couplings of the chosen part to every class, as lines: the thicker, the larger", ...lines,
       svg("circle", { class: "part-dot", cx: 14, cy: 60, r: 5 })),
-    classes: drawing("The class capsules, as dots: the larger, the longer", ...dots, ...labels),
+    classes: capsules.picture,
   };
-  const word = (name, text = name) => h("span", { "data-word": name }, text);
   const captions = {
-    image: [h("strong", {}, "Image"), ` ${image.height} × ${image.width} pixels`, image.channels > 1 ? `, ${image.channels} channels` : ""],
+    image: [h("strong", {}, "Image"), sizeOf(image)],
     parts: [h("strong", {}, `${whole(parts)} `, word("part", "parts")), ` ${grid.types} `, word("type", "types"), " × ",
       `${grid.rows} × ${grid.columns} `, word("place", "places"), `, ${K} numbers each`],
     votes: [h("strong", {}, `${whole(parts * classes.length)} `, word("vote", "votes")), ` one for each part and class, ${D} numbers each, through `,
       `${whole(parts * classes.length * D * K)} weights; each with a `, word("coupling")],
-    classes: [h("strong", {}, `${classes.length} classes`), ` one capsule of ${D} numbers each; its `, word("length"), " is the answer",
-      classes.length > shown ? ` (${shown} are drawn)` : ""],
+    classes: [h("strong", {}, `${classes.length} classes`), ` one capsule of ${D} numbers each; its `, word("length"), " is the answer", capsules.few],
   };
-  host.replaceChildren(...Object.entries(pictures).map(([name, picture]) =>
-    h("figure", { class: "stage-of", "data-stage": name }, picture, h("figcaption", {}, ...captions[name]))));
-  explainWords(host, meaningsFor(model));
+  stages(host, pictures, captions, meaningsFor(model));
 
   return {
     /** The image, the lengths of the classes, and the couplings of the part that is chosen; null for none. */
     show(source, lengths, couplings) {
-      if (source === null) seen.removeAttribute("href");
-      else seen.setAttribute("href", source);
-      dots.forEach((dot, index) => dot.setAttribute("r", (1 + 9 * Math.sqrt(Math.max(0, lengths?.[index] ?? 0))).toFixed(2)));
+      setSource(seen, source);
+      capsules.show(lengths);
       lines.forEach((line, index) => line.setAttribute("stroke-width", (0.3 + 9 * (couplings?.[index] ?? 0)).toFixed(2)));
     },
     place(row, column) {
@@ -78,6 +95,33 @@ export function networkPicture(host, model) {
       }
     },
   };
+}
+
+/** The picture of a network that looks at an image in several views. */
+export function viewsPicture(host, model) {
+  const { classes, lattice, part_pose: K, part_types: T, pose: D, image, placement } = model;
+  const angles = lattice.angles.filter((_, i) => i % Math.ceil(lattice.angles.length / 5) === 0);
+  const small = angles.map((angle, i) => imageAt({ x: 44, y: 6 + 24 * i - 12 * (angles.length - 5), width: 22, height: 22,
+    transform: `rotate(${angle} 55 ${17 + 24 * i - 12 * (angles.length - 5)})` }));
+  const seen = imageAt();
+  const capsules = classDots(classes);
+  const types = Array.from({ length: Math.min(T, LINES) }, (_, i) => svg("rect", { class: "sheet", x: 20, y: 8 + i * 9, width: 70, height: 6 }));
+  const pictures = { image: drawing("The image", frame(), seen), views: drawing("The image in some of its views", ...small),
+    parts: drawing("Parts, one bar for each type", ...types), classes: capsules.picture };
+  const captions = {
+    image: [h("strong", {}, "Image"), sizeOf(image)],
+    views: [h("strong", {}, `${lattice.searched} `, word("view", "views")), ` are computed; the map has ${lattice.angles.length} angles × ${lattice.scales.length} scales`],
+    parts: [h("strong", {}, `${T} `, word("type", "types"), " of ", word("part", "parts")), ` at every place of every view, ${K} numbers each`],
+    classes: [h("strong", {}, `${classes.length} classes`), ` one capsule of ${D} numbers each, a `, word("presence"), " and a ", word("placement"), capsules.few],
+  };
+  stages(host, pictures, captions, {
+    view: "The image turned and scaled. In the view that makes an object upright, its class capsule is longest.",
+    type: `Parts of one type look for the same thing, with the same weights at every place and in every view. This network has ${T} types.`,
+    part: `A capsule of the first layer: ${K} numbers that say how something small looks at one place. Every part votes for every class.`,
+    presence: "How present a class is, from 0 to 1: near the length of its capsule in the views where that is longest.",
+    placement: `Where and how the class stands: ${placement.join(", ")}. Every view gives an estimate; the placement is their mean, weighted by length.`,
+  });
+  return { show(source, presence) { for (const each of [seen, ...small]) setSource(each, source); capsules.show(presence); } };
 }
 
 /** The front sheet with its grid, and a few sheets behind it. */

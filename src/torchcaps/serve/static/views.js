@@ -4,6 +4,7 @@ import { latest } from "./api.js";
 import { classBars } from "./bars.js";
 import { $, h, round, roving } from "./dom.js";
 import { picture } from "./draw.js";
+import { viewsPicture } from "./network.js";
 import { PARTS, placementOf } from "./placement.js";
 
 const turned = (angle) => `${Number(angle.toFixed(1))}°`.replace("-", "−");
@@ -17,6 +18,7 @@ export function viewsPanel(page) {
   let hovered = null;
   let chosen = null;      // the chosen cell as indices [angle, scale]; null for the longest capsule
 
+  const network = viewsPicture($("views-network"), page.model);
   const bars = classBars($("views-classes"), classes, (index, how) => {
     if (how === "pin") pinned = pinned === index ? null : index;
     else hovered = how === "hover" ? index : null;
@@ -56,6 +58,7 @@ export function viewsPanel(page) {
     const lengths = answer.lengths[index];
     const best = places[longest(places.map(([a, s]) => lengths[a][s]))];
     const [a, s] = chosen ?? best;
+    network.show(answer.seen, answer.presence);
     bars.show(answer.presence, { [index]: "won" });
     bars.choose(pinned, kept);
     $("lattice-title").textContent = `Length of ${classes[index]} in each view`;
@@ -100,6 +103,7 @@ export function viewsPanel(page) {
     bars.choose(null, 0);
     cross.hidden = true;
     picture("views-seen", null);
+    network.show(null, null);
     $("lattice-title").textContent = "Length in each view";
     $("views-caption").textContent = "";
     $("views-sentence").textContent = "Draw a digit to see its views.";
