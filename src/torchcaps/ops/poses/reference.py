@@ -182,11 +182,28 @@ def route(
     hypotheses = best_votes(parts, layouts, turns, count)
     left_BKI = torch.ones_like(hypotheses.label[..., None] * parts.presence[:, None])
     for _ in range(iterations):
-        residual = residuals(parts, layouts, hypotheses)
-        seen = explain(parts, layouts, hypotheses, parts.presence[:, None] * left_BKI, residual)
-        order = best_first(seen.log_odds)
-        hypotheses = move(parts, layouts, hypotheses, seen.found, residual).take(order)
-        seen = seen.take(order)
-        # The better a hypothesis, the sooner it takes its parts: what one explains is not explained twice.
+        hypotheses, seen, _ = iterate(parts, layouts, hypotheses, left_BKI)
         left_BKI = left_by_better(seen.claims)
     return hypotheses, seen, seen.claims * left_BKI
+
+
+def iterate(
+    parts: Parts, layouts: Layouts, hypotheses: Hypotheses, left_BKI: Tensor
+) -> tuple[Hypotheses, Explained, Tensor]:
+    """One iteration: explain the parts, sort the hypotheses, and move each to the mean of its votes.
+
+    Args:
+        parts: I.
+        layouts: of J wholes with M members.
+        hypotheses: K.
+        left_BKI: share of each part that better hypotheses leave to each one; 1 in the first iteration.
+
+    Returns:
+        The hypotheses, best first; how they explain the parts; and (B, K) where each one was among those given.
+    """
+    residual = residuals(parts, layouts, hypotheses)
+    seen = explain(parts, layouts, hypotheses, parts.presence[:, None] * left_BKI, residual)
+    order = best_first(seen.log_odds)
+    moved = move(parts, layouts, hypotheses, seen.found, residual).take(order)
+    # The better a hypothesis, the sooner it takes its parts: what one explains is not explained twice.
+    return moved, seen.take(order), order
