@@ -134,7 +134,7 @@ def test_invalid_bodies(client, name):
     rejected(send(client, "/api/predict", body), *statuses)
 
 
-@pytest.mark.parametrize("path", ["reconstruct", "routing", "transform"])
+@pytest.mark.parametrize("path", ["reconstruct", "routing", "transform", "shapes"])
 def test_every_route_uses_the_strict_parser(client, path):
     for name in ("lists, deep and closed", "NaN", "null", "nothing"):
         body, *statuses = BODIES[name]
@@ -147,6 +147,7 @@ def test_every_route_uses_the_strict_parser(client, path):
         (requests.PredictRequest, {"image": {"pixels": [[9] * 28] * 28}}),
         (requests.PredictRequest, {"image": random_pixels(), "decode": ["x"] * 1000}),
         (requests.ReconstructRequest, {"class": 0, "pose": [99] * 256}),
+        (requests.ShapesRequest, {"parts": [{"type": "disc", "x": 0, "y": 0}] * 24}),
     ],
 )
 def test_of_a_list_only_the_first_error_is_collected(kind, body):
@@ -157,6 +158,7 @@ def test_of_a_list_only_the_first_error_is_collected(kind, body):
 
 GOOD = random_pixels()
 POSE = [0.0] * 16
+PART = {"type": "triangle", "x": 0, "y": 0}
 FIELDS = [
     ("predict", {}),
     ("predict", {"image": None}),
@@ -213,6 +215,20 @@ FIELDS = [
     ("transform", {"image": GOOD, "along": "time"}),
     ("transform", {"image": GOOD, "along": "rotate", "steps": 62}),
     ("transform", {"image": GOOD, "along": "rotate", "steps": 2}),
+    ("shapes", {}),
+    ("shapes", {"parts": None}),
+    ("shapes", {"parts": [PART] * 25}),
+    ("shapes", {"parts": [[0, 0]]}),
+    ("shapes", {"parts": [{**PART, "type": "disc"}]}),
+    ("shapes", {"parts": [{**PART, "type": 0}]}),
+    ("shapes", {"parts": [{**PART, "x": 1e300}]}),
+    ("shapes", {"parts": [{**PART, "y": True}]}),
+    ("shapes", {"parts": [{**PART, "angle": 361}]}),
+    ("shapes", {"parts": [{**PART, "scale": -1}]}),
+    ("shapes", {"parts": [{**PART, "presence": 1.1}]}),
+    ("shapes", {"parts": [PART], "iterations": 0}),
+    ("shapes", {"parts": [PART], "iterations": 11}),
+    ("shapes", {"parts": [PART], "model": "capsules"}),
 ]
 
 
@@ -228,6 +244,7 @@ def test_the_same_fields_with_valid_values_are_accepted(client):
         ("reconstruct", {"class": 9, "pose": [10] * 16, "compare": GOOD, "sweep": True}),
         ("routing", {"image": GOOD, "iterations": 10, "part": {"type": 3, "row": 0, "column": 9}}),
         ("transform", {"image": GOOD, "rotate": -180, "scale": 4, "shift_x": -14, "along": "shear", "steps": 3}),
+        ("shapes", {"parts": [{**PART, "angle": 360, "scale": 20, "presence": 1}] * 24, "iterations": 10}),
     ):
         assert send(client, f"/api/{path}", json.dumps(body)).status_code == 200
 

@@ -5,9 +5,10 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import torch
 from starlette.exceptions import HTTPException
 
-from torchcaps.serve.request_queue import RequestQueue
+from torchcaps.serve.request_queue import RequestQueue, single_core
 
 
 class Client:
@@ -91,3 +92,15 @@ def test_an_error_frees_its_slot():
         return await queue.run(Client(), int, "7")
 
     assert run(visit()) == 7
+
+
+def test_small_work_uses_one_core_and_leaves_the_others_to_models():
+    usual = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with single_core() as small, ThreadPoolExecutor(1) as later:
+            assert small.submit(torch.get_num_threads).result() == 1
+            assert later.submit(torch.get_num_threads).result() == 2
+            assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(usual)

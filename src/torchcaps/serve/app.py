@@ -19,8 +19,9 @@ from torchcaps.serve import requests, responses
 from torchcaps.serve.explorer import Explorer
 from torchcaps.serve.files import file_routes
 from torchcaps.serve.middleware import SecurityMiddleware
-from torchcaps.serve.request_queue import RequestQueue
+from torchcaps.serve.request_queue import RequestQueue, single_core
 from torchcaps.serve.routing_responses import RoutingResponse
+from torchcaps.serve.shapes import ShapesResponse, find_wholes
 
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")  # as written in a Host header
 MAX_PATH_CHARACTERS = 100  # of a field's path in an error message: the client chose its names
@@ -89,7 +90,7 @@ def _model_routes(explorer: Explorer) -> APIRouter:
         responses=_error_responses(400, 408, 413, 415, 422, 503),
         route_class=_StrictRoute,
     )
-    queue = RequestQueue()
+    queue, small = RequestQueue(), RequestQueue(threads=1, pool=single_core())
 
     @router.post("/predict")
     async def predict(client: Request, body: requests.PredictRequest) -> responses.PredictResponse:
@@ -115,6 +116,11 @@ def _model_routes(explorer: Explorer) -> APIRouter:
     async def transform(client: Request, body: requests.TransformRequest) -> responses.TransformResponse:
         """How predictions change when the image is rotated, moved, scaled or sheared."""
         return await queue.run(client, explorer.transform, body)
+
+    @router.post("/shapes")
+    async def shapes(client: Request, body: requests.ShapesRequest) -> ShapesResponse:
+        """Boats and houses that placed rectangles and triangles vote for, whatever model is served."""
+        return await small.run(client, find_wholes, body)
 
     return router
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Protocol, TypeVar
 
+import torch
 from starlette.exceptions import HTTPException
 
 T = TypeVar("T")
@@ -23,10 +24,11 @@ class RequestQueue:
     Args:
         threads: Worker threads. Each may hold an image of 2048×2048; only one at a time runs a model.
         waiting: Requests that may wait for a thread.
+        pool: The threads, if they are not to be new ones.
     """
 
-    def __init__(self, threads: int = 4, waiting: int = 64):
-        self._threads = ThreadPoolExecutor(threads, "explorer")
+    def __init__(self, threads: int = 4, waiting: int = 64, pool: Executor | None = None):
+        self._threads = pool or ThreadPoolExecutor(threads, "explorer")
         self._idle_threads = asyncio.Semaphore(threads)
         self._free_slots = threads + waiting
 
@@ -42,3 +44,14 @@ class RequestQueue:
                 return await asyncio.get_running_loop().run_in_executor(self._threads, handler, request)
         finally:
             self._free_slots += 1
+
+
+def single_core() -> ThreadPoolExecutor:
+    """A thread in which PyTorch uses one core: for tensors so small that several cores mostly wait for each other."""
+    usual = torch.get_num_threads()
+    pool = ThreadPoolExecutor(1, "single-core")
+    # A thread takes over the usual number when it first asks for it, and keeps one that is set after that.
+    pool.submit(torch.get_num_threads).result()
+    pool.submit(torch.set_num_threads, 1).result()
+    torch.set_num_threads(usual)  # the last number that was set is also that of threads that start later
+    return pool

@@ -10,6 +10,7 @@ MAX_TEXT_CHARACTERS = 1_400_200  # 1 MiB in base64, with the prefix of a data UR
 MAX_ROWS = 1024  # rows of a pixel array, and values per row
 MAX_CLASSES = 1000
 MAX_FIELDS = 32  # fields of a JSON object; more than any request has
+MAX_PARTS = 24  # parts of a scene of shapes
 IMAGE_FIELDS = ("image", "compare")  # pydantic puts the union's tag after these in the path of an error
 TRANSFORM_RANGES = {  # of each parameter of /api/transform
     "rotate": (-180.0, 180.0),
@@ -192,3 +193,23 @@ class TransformRequest(Request):
         Field(description="Also return a curve along this parameter."),
     ] = None
     steps: Annotated[int, Field(ge=3, le=61, description="Number of points of the curve."), WHOLE] = 25
+
+
+class ShapePart(Request):
+    """A rectangle or a triangle in a scene of shapes. At scale 1 both are 14 pixels wide."""
+
+    type: Literal["rectangle", "triangle"]
+    x: Annotated[float, Field(ge=-1e3, le=1e3, description="Centroid in pixels; 0 is the centre of the leftmost.")]
+    y: Annotated[float, Field(ge=-1e3, le=1e3, description="Centroid in pixels; 0 is the centre of the topmost.")]
+    angle: Annotated[float, Field(ge=-360, le=360, description="Degrees, counter-clockwise.")] = 0.0
+    scale: Annotated[float, Field(ge=0.05, le=20)] = 1.0
+    presence: Annotated[float, Field(ge=0, le=1, description="How sure it is that the part is there.")] = 1.0
+
+
+class ShapesRequest(Request):
+    model_config = _example(
+        {"parts": [{"type": "rectangle", "x": 32, "y": 32}, {"type": "triangle", "x": 32, "y": 26.7}], "iterations": 3}
+    )
+
+    parts: Annotated[list[ShapePart], Field(max_length=MAX_PARTS, fail_fast=True, description="In any order.")]
+    iterations: Annotated[int, Field(ge=1, le=10), WHOLE] = 5
