@@ -18,7 +18,7 @@ except ModuleNotFoundError:  # the browser tests are then skipped
     expect = sync_playwright = None
 
 NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
-PANELS = ("draw", "pose", "routing", "overlap", "transform")
+PANELS = ("draw", "pose", "routing", "overlap", "transform", "shapes")
 Stroke = Sequence[tuple[float, float]]
 
 OWN_STROKES = """async ([digit, style, share]) => {

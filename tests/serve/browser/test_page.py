@@ -47,6 +47,7 @@ def ready(page, panel):
         "routing": "#votes tbody tr >> nth=9",
         "overlap": "#pair-first[src^=data], #overlap-absent:visible",
         "transform": "#curve-cnn polyline >> nth=9",
+        "shapes": ".ghost.house",
     }
     expect(page.locator(signs[panel]).first).to_be_visible()
 

@@ -13,7 +13,7 @@ from PIL import Image, ImageDraw
 from test_drawing import DROP
 from test_page import CONTRASTS, OVERFLOWING, press, tab_to
 
-PANELS = ("draw", "pose", "views", "transform")
+PANELS = ("draw", "pose", "views", "transform", "shapes")
 STAR = [[(0.2, 0.2), (0.8, 0.8)], [(0.8, 0.2), (0.2, 0.8)], [(0.5, 0.1), (0.5, 0.9)]]  # not a digit
 GREYS = """async (selector) => {
   const { greys } = await import("/static/pixels.js");

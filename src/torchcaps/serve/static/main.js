@@ -8,11 +8,12 @@ import { Pad, pictureOf } from "./pad.js";
 import { posePanel } from "./pose.js";
 import { routingPanel } from "./routing.js";
 import { describeInput, examplesOf } from "./samples.js";
+import { shapesPanel } from "./shapes.js";
 import { acceptDrops, exampleMarks, readPicture, toolbar } from "./tools.js";
 import { transformPanel } from "./transform.js";
 import { viewsPanel } from "./views.js";
 
-const NAMES = ["draw", "pose", "routing", "views", "overlap", "transform"];
+const NAMES = ["draw", "pose", "routing", "views", "overlap", "transform", "shapes"];
 const PRESENT = 0.5;      // length of a class that is present
 const EXAMPLE = 0.9;      // size of an example, as a share of the pad's side
 
@@ -70,7 +71,7 @@ async function start() {
   $("about").textContent = models.map((model) => model.name).join(" · ");
 
   const panels = { draw: drawPanel(page), pose: posePanel(page), [poses ? "views" : "routing"]: (poses ? viewsPanel : routingPanel)(page),
-    overlap: overlapPanel(page), transform: transformPanel(page) };
+    overlap: overlapPanel(page), transform: transformPanel(page), shapes: shapesPanel(page) };
 
   function failed(error) {
     if (error instanceof ServerUnavailable) untilServerResponds(showBanner).then(retry);
@@ -187,7 +188,7 @@ async function start() {
     });
     focus.settle(names.indexOf(name));
     document.body.dataset.panel = name;
-    $("desk").hidden = name === "overlap";
+    $("desk").hidden = ["overlap", "shapes"].includes(name);
     panels[name].update();
   }
   const showFromHash = () => show(panelInHash());
