@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional
 
 from torchcaps.data import draw_shapes
-from torchcaps.explain.wholes import whole_trace
+from torchcaps.explain.wholes import presence_near, whole_trace
 from torchcaps.layers import WholeCaps
 from torchcaps.similarity import Similarity
 
@@ -66,3 +66,21 @@ def test_without_parts_there_is_nothing(layer):
     assert trace.presence.shape == (2, 0)
     assert trace.couplings.shape == (2, 0, 1)
     assert trace.pose.numbers.shape == (2, 0, 4)
+
+
+def test_a_whole_alone_is_as_present_as_in_a_scene_of_its_parts():
+    layer = (
+        WholeCaps(5, 2, [[0, 1], [0, 1]], symmetry=SYMMETRY, tolerance=(2.0, 20.0, 0.2)).double().requires_grad_(False)
+    )
+    boats = Similarity.of(x=torch.tensor([[20.0], [30.0]], dtype=torch.float64), angle=40.0, y=25.0)
+    pose = boats @ layer.layouts(boats.numbers).pose[:1]
+    pose = Similarity(pose.numbers + torch.tensor([[0.8, -0.3, 0, 0], [0, 0, 0.05, 0]]).double())  # disturbed
+    presence, types = torch.tensor([[1.0, 0.9]] * 2).double(), torch.eye(5)[:2].expand(2, -1, -1).double()
+    label = torch.zeros(2, 1, dtype=torch.long)
+    found = layer(pose.numbers, presence, types, iterations=1)
+    best = found.presence.masked_fill(found.label != 0, 0).amax(1)
+    near = presence_near(layer, pose.numbers, presence, types, boats, label)
+    assert torch.allclose(near[:, 0], best, atol=1e-3)
+    assert (near > 0.5).all()
+    other = presence_near(layer, pose.numbers, presence, types, Similarity(boats.numbers + 20), label)
+    assert (other < 0.01).all()

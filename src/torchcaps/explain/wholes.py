@@ -9,7 +9,8 @@ from torch import Tensor
 
 from torchcaps.layers import WholeCaps
 from torchcaps.ops.poses import parts_of
-from torchcaps.ops.poses.reference import best_votes, iterate, left_by_better
+from torchcaps.ops.poses.reference import best_votes, explain, iterate, left_by_better, move, residuals
+from torchcaps.ops.poses.values import Hypotheses
 from torchcaps.similarity import Similarity
 
 
@@ -63,3 +64,28 @@ def whole_trace(layer: WholeCaps, pose: Tensor, presence: Tensor, types: Tensor,
     taken = torch.stack(couplings_RKI)
     couplings = torch.cat([taken, 1 - taken.sum(1, keepdim=True)], dim=1).mT
     return WholeTrace(label[possible], Similarity(torch.stack(poses)), torch.stack(presences), couplings)
+
+
+@torch.no_grad()
+def presence_near(
+    layer: WholeCaps, pose: Tensor, presence: Tensor, types: Tensor, whole: Similarity, label: Tensor
+) -> Tensor:
+    """How present wholes are near given poses, if each is the only one: it first moves to the mean of its votes.
+
+    Args:
+        layer: knows or learned how parts stand in their wholes.
+        pose: (B, I, 4) of the parts.
+        presence: (B, I).
+        types: (B, I, T).
+        whole: (B, K) poses.
+        label: (B, K) classes.
+
+    Returns:
+        (B, K).
+    """
+    parts, known = parts_of(pose, presence, types, layer.symmetry), layer.layouts(pose)
+    first = Hypotheses(whole, label, torch.ones_like(label, dtype=torch.bool))
+    residual = residuals(parts, known, first)
+    seen = explain(parts, known, first, presence[:, None], residual)
+    moved = move(parts, known, first, seen.found, residual)
+    return explain(parts, known, moved, presence[:, None], residuals(parts, known, moved)).log_odds.sigmoid()

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from torchcaps.data.datasets.shapes.parts import PART_KINDS
 from torchcaps.data.datasets.shapes.wholes import member_table
-from torchcaps.explain.wholes import WholeTrace, whole_trace
+from torchcaps.explain.wholes import WholeTrace, presence_near, whole_trace
 from torchcaps.layers import WholeCaps
 from torchcaps.serve.requests import ShapePart, ShapesRequest
 from torchcaps.serve.responses import Numbers, Response, numbers
@@ -109,14 +109,13 @@ def find_wholes(request: ShapesRequest) -> ShapesResponse:
     voted, weight = layer.votes(pose[None], presence[None], types[None])
     poses, weights = Similarity(voted[0]), weight[0]  # (I, J, M, S)
     pairs_P2 = _pairs(types, presence)
-    pairs = pose[pairs_P2], presence[pairs_P2], types[pairs_P2]
     pixels, degrees, log_scale = TOLERANCE
     return ShapesResponse(
         kinds=_kinds(),
         classes=_classes(),
         tolerance=ShapeTolerance(pixels=pixels, degrees=degrees, scale=numbers(torch.tensor(log_scale).exp())),
         votes=_votes(poses, weights),
-        gaps=_gaps(pairs_P2, poses, weights, _alone(layer, *pairs)) if len(pairs_P2) else [],
+        gaps=_gaps(layer, (pose, presence, types), pairs_P2, poses, weights),
         steps=[_step(trace, index) for index in range(request.iterations)],
     )
 
@@ -185,14 +184,10 @@ def _pairs(types: Tensor, presence: Tensor) -> Tensor:
     return pairs_P2[label[pairs_P2[:, 0]] != label[pairs_P2[:, 1]]]  # no whole has two parts of one type
 
 
-def _alone(layer: WholeCaps, pose: Tensor, presence: Tensor, types: Tensor) -> Tensor:
-    """(P, J) presence of the best whole of each class in scenes (P) of two parts."""
-    found = layer(pose, presence, types, iterations=1, hypotheses=64)
-    return (found.presence[..., None] * found.types).amax(1)
-
-
-def _gaps(pairs_P2: Tensor, poses: Similarity, weights: Tensor, alone_PJ: Tensor) -> list[ShapeGap]:
-    """Compare the votes (I, J, M, S) of pairs of parts, which alone would make wholes of this presence."""
+def _gaps(
+    layer: WholeCaps, given: tuple[Tensor, ...], pairs_P2: Tensor, poses: Similarity, weights: Tensor
+) -> list[ShapeGap]:
+    """Compare the votes (I, J, M, S) of pairs of the given parts."""
     first, second = (Similarity(poses.numbers.flatten(2, 3)[part_P]) for part_P in pairs_P2.unbind(1))
     one, other = (weights.flatten(2, 3)[part_P] > 0 for part_P in pairs_P2.unbind(1))
     # (P, J, V, V, 4) from each vote of one part to each of the other, in the frame of the first.
@@ -203,7 +198,11 @@ def _gaps(pairs_P2: Tensor, poses: Similarity, weights: Tensor, alone_PJ: Tensor
     nearest_PJ1 = square.flatten(2).argmin(-1, keepdim=True)
     step = step.flatten(2, 3).take_along_dim(nearest_PJ1[..., None], 2)[:, :, 0]
     at_first, at_second = nearest_PJ1 // one.shape[-1], nearest_PJ1 % one.shape[-1]
-    distance = step[..., :2].norm(dim=-1) * first.scale.gather(2, at_first)[..., 0]  # in pixels of the image
+    whole = Similarity(first.numbers.take_along_dim(at_first[..., None], 2)[:, :, 0])
+    pose, presence, types = (each[pairs_P2] for each in given)
+    label_PJ = torch.arange(len(CLASSES)).expand(whole.x.shape)
+    alone_PJ = presence_near(layer, pose, presence, types, whole, label_PJ)
+    distance = step[..., :2].norm(dim=-1) * whole.scale  # in pixels of the image
     apart_PJ3 = numbers(torch.stack([distance, step[..., 2].abs().rad2deg(), step[..., 3].abs().exp()], dim=-1))
     listed = (weights > 0).flatten().cumsum(0).view(weights.shape).flatten(2) - 1  # places in the list of votes
     ends = [listed[part_P].gather(2, at)[..., 0] for part_P, at in zip(pairs_P2.unbind(1), (at_first, at_second))]
