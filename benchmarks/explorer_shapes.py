@@ -4,12 +4,14 @@
 
 Starts a server and a Chromium on this machine, prints a table, writes benchmarks/results/explorer-shapes.csv, and fails
 if a 95th percentile is above its limit. Times are measured inside the page, from the pointer event to the new charts:
-for single moves, and for the last move of drags with a move in each frame.
+for single moves, and for the last move of drags with a move in each frame. Other processes on the machine slow all of
+this down, so the table has the load that they made.
 """
 
 from __future__ import annotations
 
 import csv
+import os
 import statistics
 import sys
 from pathlib import Path
@@ -44,7 +46,7 @@ ANSWERED = """() => new Promise((resolve) => {
 
 
 def main() -> None:
-    measured = {}
+    measured, load = {}, os.getloadavg()[0]
     with serving() as address, browsing() as browser:
         for parts in (2, MAX_PARTS):
             page = scene(browser, address, parts)
@@ -52,6 +54,7 @@ def main() -> None:
             measured[f"the end of a drag, {parts} parts, ms"] = drags(page)
             page.close()
     rows = [("machine", "", machine(torch.device("cpu")), "", "")]
+    rows.append(("load of the machine before", "", f"{load:.1f}", "", ""))
     for name, values in measured.items():
         rows.append((name, len(values), f"{statistics.median(values):.1f}", f"{late(values):.1f}", LIMIT_MS))
     with RESULTS.open("w", newline="", encoding="utf-8") as file:

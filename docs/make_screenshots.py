@@ -36,6 +36,7 @@ def take_all(browser: Any, address: str, folder: Path) -> None:
     shoot("routing", "routing", three, color_scheme="dark", **DESKTOP)
     shoot("overlap", "overlap", pair, **DESKTOP)
     shoot("transform", "transform", turn, **DESKTOP)
+    shoot("shapes", "shapes", shared, **DESKTOP)
     shoot("phone", "draw", lambda page: example(page, "2, upright"), whole=False, **PHONE)
 
 
@@ -96,6 +97,13 @@ def turn(page: Any) -> None:
     page.wait_for_selector("#curve-cnn polyline")
     page.locator("#knob-rotate").fill("30")
     page.locator("#knob-shift_x").fill("1.5")
+
+
+def shared(page: Any) -> None:
+    page.wait_for_selector(".ghost.house")
+    page.get_by_role("button", name="Shared triangle").click()
+    page.wait_for_selector(".ghost.boat")
+    page.locator("#shapes-iteration").fill("2")
 
 
 def slanted(page: Any) -> None:
