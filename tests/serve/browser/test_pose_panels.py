@@ -261,6 +261,13 @@ def test_without_a_decoder_no_reconstructions_are_shown(show):
     expect(page.locator("#pose-sliders")).to_be_hidden()
 
 
+def test_the_panel_of_shapes_is_the_same_for_every_network(show):
+    page = show("shapes")
+    expect(page.locator("#shapes-verdict")).to_have_text("A house.")
+    page.get_by_role("button", name="A boat", exact=True).click()
+    expect(page.locator("#shapes-verdict")).to_have_text("A boat.")
+
+
 def test_the_hash_of_a_missing_panel_shows_the_first_panel(show):
     page = show("routing")
     expect(page.locator("#panel-draw")).to_be_visible()

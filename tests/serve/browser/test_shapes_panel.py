@@ -231,6 +231,7 @@ def test_a_shared_triangle_is_explained_away_after_the_first_iteration(show):
     slider.fill("1")
     expect(ghosts).to_have_count(4)
     page.get_by_role("button", name="boat 2").click()
+    expect(page.locator("#shapes-gaps tbody tr")).to_have_count(2)  # of one pair of parts
     assert table(page, "gaps")["boat"][3] == "agree, but explained away"
     expect(page.locator("#shapes-why")).to_contain_text("another whole has taken triangle 2")
     page.get_by_role("button", name="Remove triangle 2").click()

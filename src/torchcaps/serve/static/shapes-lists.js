@@ -110,10 +110,10 @@ export function comparedPair(answer, { found, pinned, chosen }) {
   const { gaps } = answer;
   const best = (candidates) => [...candidates].sort((a, b) => b.presence - a.presence || a.pixels - b.pixels)[0]?.parts ?? null;
   const ofWhole = (each) => best(gaps.filter((gap) => gap.class === each.class && gap.parts.every((part) => voters(answer, each.k).includes(part))));
-  if (pinned !== null) return ofWhole(found.find(({ k }) => k === pinned));
+  if (pinned !== null) return ofWhole(found.find(({ k }) => k === pinned)) ?? best(gaps);
   const own = gaps.filter(({ parts }) => parts.includes(chosen));
   if (own.length) return best(own);
-  return found.length ? ofWhole(found[0]) : best(gaps);
+  return (found.length ? ofWhole(found[0]) : null) ?? best(gaps);
 }
 
 /** How far apart two parts vote, for each class, and whether that is one whole. */

@@ -54,6 +54,7 @@ export class VoteCharts {
       ring.style.setProperty("transform", `translate(${x.toFixed(2)}px, ${y.toFixed(2)}px)`);
       ring.style.setProperty("r", `${(RING * scale).toFixed(2)}px`);
       ring.dataset.presence = round(presence);
+      ring.firstChild.textContent = `A hypothesis, presence ${round(presence)}`;
     }
     for (const { arrow, vote } of this.arrows) {
       arrow.classList.toggle("taken", wholes.some((whole) => whole.couplings[vote.part] >= 0.5 && supports(vote, whole)));
@@ -78,7 +79,7 @@ export class VoteCharts {
   }
 
   #ring(k) {
-    const ring = svg("circle", { class: "ring", "data-whole": k });
+    const ring = svg("circle", { class: "ring", "data-whole": k }, svg("title", {}));
     this.rings.push({ ring, k });
     return ring;
   }
