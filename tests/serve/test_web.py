@@ -113,7 +113,7 @@ def test_the_schema_is_complete(client):
     assert set(schema["paths"]) == {
         "/healthz",
         "/api/model",
-        *(f"/api/{name}" for name in ("predict", "reconstruct", "routing", "lattice", "transform")),
+        *(f"/api/{name}" for name in ("predict", "reconstruct", "routing", "lattice", "transform", "shapes")),
     }
     for path, operations in schema["paths"].items():
         for method, operation in operations.items():
