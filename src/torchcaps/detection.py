@@ -23,7 +23,8 @@ from torchcaps.models.evaluating import evaluating
 from torchcaps.similarity import Similarity
 
 PRESENT = 0.5
-MAX_PIXELS = 1 << 24  # of an image
+MAX_PIXELS = 1 << 22  # of an image
+LEAST = 1e-6  # presence of what is an object at all
 MAX_DRAWN = 8  # objects of an image that are drawn one by one
 FIELDS = ("file", "object", "class", "presence", "x", "y", "angle", "scale")
 
@@ -127,16 +128,15 @@ def _checked(model: SceneCaps, image: Tensor) -> Tensor:
 
 def _detections(model: SceneCaps, output: SceneOutput, size: tuple[int, int], presence: float) -> list[Detection]:
     """The objects of the only image of an output."""
-    drawings = model.reconstruct(output, size)[0] if model.decoder is not None and output.poses.shape[1] else None
-    chosen = (output.presence[0] >= max(presence, 1e-6)).nonzero()[:, 0].tolist()
-    if drawings is not None and len(chosen) > 0:
-        boxes = {k: oriented_box(drawings[k], output.poses[0, k]) for k in chosen}
+    present = output.presence[0]
+    chosen = [k for k in present.argsort(descending=True).tolist() if present[k] >= max(presence, LEAST)]
+    drawn: list[dict[str, Tensor]] = [{} for _ in chosen]
+    if chosen and model.decoder is not None:
+        drawings = model.reconstruct(output, size, chosen)[0]
+        boxes = [oriented_box(drawing, output.poses[0, k]) for drawing, k in zip(drawings, chosen)]
+        drawn = [{"box": box.cpu(), "drawing": drawing.cpu()} for box, drawing in zip(boxes, drawings)]
     top = len(model.level_names) - 1
-    found = []
-    for k in sorted(chosen, key=lambda k: -float(output.presence[0, k])):
-        drawn = {} if drawings is None else {"box": boxes[k].cpu(), "drawing": drawings[k].cpu()}
-        found.append(_detection(model, output, top, k, **drawn))
-    return found
+    return [_detection(model, output, top, k, **more) for k, more in zip(chosen, drawn)]
 
 
 def _detection(model: SceneCaps, output: SceneOutput, level: int, index: int, **drawn: Tensor) -> Detection:

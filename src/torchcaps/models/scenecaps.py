@@ -229,12 +229,13 @@ class SceneCaps(ImageModel):
                 seen = torch.where(wholes[..., None], disturbed, seen)
         return total
 
-    def reconstruct(self, output: SceneOutput, size: Sequence[int]) -> Tensor:
-        """Draw each object by itself.
+    def reconstruct(self, output: SceneOutput, size: Sequence[int], objects: Sequence[int] | None = None) -> Tensor:
+        """Draw objects, each by itself.
 
         Args:
             output: of this model.
             size: (H, W) of the images.
+            objects: positions of the K objects to draw; by default of all.
 
         Returns:
             (B, K, C, H, W) in [0, 1]: the parts that each object took, and where objects are parts, those.
@@ -246,7 +247,10 @@ class SceneCaps(ImageModel):
         share = parts.presence[..., None] * torch.eye(parts.pose.shape[1], device=drawn.device)[None]
         for wholes in output.levels:
             share = share @ wholes.couplings[..., :-1]
-        return (share.mT[..., None, None, None] * drawn[:, None]).amax(2)
+        chosen = range(share.shape[-1]) if objects is None else objects
+        # One by one: all objects times all parts, each as large as the image, would not fit in memory.
+        each = [(share[..., k, None, None, None] * drawn).amax(1) for k in chosen]
+        return torch.stack(each, 1) if each else drawn[:, :0]
 
     def _draw(self, pose: Tensor, label: Tensor, appearance: Tensor, size: Sequence[int]) -> Tensor:
         """(B, N, C, H, W) each part in an image of its own."""
