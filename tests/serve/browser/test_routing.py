@@ -136,6 +136,23 @@ def test_routing_off_shows_equal_couplings(routing):
     expect(page.locator("#iteration-value")).to_have_text("3 of 10")
 
 
+def test_routing_cannot_be_off_where_couplings_are_never_equal(open_page):
+    page = open_page("draw")
+
+    def unequal(route):
+        answer = route.fetch().json()
+        answer["finding"]["starts_uniform"] = False
+        route.fulfill(json=answer)
+
+    page.route("**/api/routing", unequal)
+    page.get_by_role("tab", name="Routing").click()
+    expect(page.locator("#votes tbody tr")).to_have_count(10)
+    expect(page.locator("#routing-off")).to_be_disabled()
+    expect(page.locator("#places-note")).not_to_contain_text("equal couplings")
+    settle(page)
+    page.unroute("**/api/routing")
+
+
 def test_play_steps_through_the_iterations_and_pauses(routing):
     page = routing()
     page.locator("#iteration").fill("10")

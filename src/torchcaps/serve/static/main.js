@@ -100,7 +100,6 @@ async function start() {
   }, failed);
 
   let fileError = null;   // error message for a file, shown until the drawing changes
-  let opened = null;      // an image file and its mark; the file is sent unchanged until the user draws on it
   // Length below which no class is predicted; null for the network's own threshold, if it has one.
   let reject = page.model.none_below === null ? PRESENT : null;
   const pad = new Pad($("pad"), { label: "Drawing pad", help: "pad-help", changed: throttled(predictDrawing) });
@@ -111,11 +110,13 @@ async function start() {
   if (poses && box < 0.95) pad.guide(box);
   const centring = h("input", { type: "checkbox", id: "fit", onchange: () => refit() });
   const centre = () => !poses || centring.checked;
-  const isUnchangedFile = () => opened !== null && pad.marks.length === 1 && pad.marks[0] === opened.mark;
+  // An image file or example is sent unchanged until the user draws on it.
+  const unchanged = () => (pad.marks.length === 1 && pad.marks[0].source) || {};
   function predictDrawing() {
     fileError = null;
     if (pad.empty) return showEmpty();
-    const image = (isUnchangedFile() && opened.example) || { png: isUnchangedFile() ? opened.png : pictureOf(pad.marks), centre: centre() };
+    const { example: own, png } = unchanged();
+    const image = own === undefined ? { png: png ?? pictureOf(pad.marks), centre: centre() } : { example: own };
     predict({ image, model: page.model.name, reject });
   }
 
@@ -142,8 +143,7 @@ async function start() {
       const picture = new Image();
       picture.src = seen;
       await picture.decode();
-      opened = { png, mark: { layer: 0, picture } };
-      pad.replace([opened.mark]);
+      pad.replace([{ layer: 0, picture, source: { png } }]);
     } catch (error) {
       if (!(error instanceof ServerUnavailable)) fileError = error.message;
       failed(error);
@@ -156,14 +156,14 @@ async function start() {
     const picture = new Image();
     picture.src = source;
     await picture.decode();
-    opened = { example: { example: index }, mark: { layer: 0, picture } };
-    pad.replace([opened.mark], { greeting });
+    pad.replace([{ layer: 0, picture, source: { example: index } }], { greeting });
     if (greeting) pad.past = [];
   }
 
   function refit() {
-    if (isUnchangedFile() && !opened.example) put(() => opened.png);
-    else predictDrawing();
+    const { png } = unchanged();
+    if (png === undefined) predictDrawing();
+    else put(() => png);
   }
 
   const example = (digit, style) => exampleMarks(digit, style, { share, brush });

@@ -108,6 +108,8 @@ export function routingPanel(page) {
   function show() {
     if (!answer) return;
     const { steps, finding } = answer;
+    off.disabled = !finding.starts_uniform;      // some routings never have equal couplings
+    if (off.disabled) off.checked = slider.disabled = play.disabled = false;
     const step = steps[stepShown()];
     const { lengths } = steps[Math.min(own, steps.length) - 1];
     const kept = pinned ?? lengths.indexOf(Math.max(...lengths));
