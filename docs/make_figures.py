@@ -20,10 +20,14 @@ import torchcaps
 from torchcaps import explain
 from torchcaps.bench.plot import figure_family, figure_scaling
 from torchcaps.claims.page import fill_claims
-from torchcaps.data import load_data
+from torchcaps.data import draw_shapes, frozen_set, load_data
 from torchcaps.data.datasets.multimnist import TEST_SEED, draw_pairs
+from torchcaps.data.datasets.shapes.render import render
+from torchcaps.data.datasets.shapes.wholes import members_of, place_members
+from torchcaps.detection import detect, outline_of
 from torchcaps.errors import UserError
-from torchcaps.models import SegmentationModel, SynthesisModel
+from torchcaps.explain.objects import figure_errors, figure_objects, figure_votes
+from torchcaps.models import SceneCaps, SegmentationModel, SynthesisModel
 from torchcaps.models.segmentation import to_mask
 from torchcaps.models.synthesis import generate_images
 from torchcaps.models.tiles import predict_map
@@ -69,6 +73,7 @@ def main() -> None:
     except UserError as error:
         print(f"the paper's figures stay unchanged: {error}")
     pose_pictures()
+    object_pictures()
     segmentation_pictures()
     synthesis_pictures()
     save("scaling", figure_scaling(read_rows("benchmarks/results/h200.csv")))
@@ -108,6 +113,33 @@ def pose_pictures() -> None:
     figures, _ = explain.show_placement(model, rotate(three, 25.0)[0], None)
     for name in ("lattice", "canonical"):
         save(f"posecaps-{name}", figures[name])
+
+
+def object_pictures() -> None:
+    """Draw what is found among boats, houses and scrambled parts; votes of one image; and errors at all angles."""
+    model = torchcaps.load("scenecaps-shapes")
+    assert isinstance(model, SceneCaps)
+    images = torch.cat([frozen_set("turned").images[:6], frozen_set("scrambled").images[:2]])
+    found = detect(model, images)
+    labels = [f"{each[0].name}, {each[0].angle:.0f}°" if each else "neither" for each in found]
+    save("objects", figure_objects(images, [[outline_of(one) for one in each] for each in found], labels))
+    boat = images[:1] if found[0][0].name == "boat" else images[1:2]
+    with torch.no_grad():
+        parts = model(boat).parts
+        votes, weights = model.wholes[0].votes(*parts[:3])
+        words = ["they agree" if name == "boat" else "they do not" for name in model.class_names]
+        save("votes", figure_votes(boat[0], model.class_names, votes[0], weights[0], words))
+    angles = torch.arange(-180.0, 180.0, 5.0)
+    scenes = draw_shapes(1, 4, turn=0.0, shift=0.0, scale=(1.0, 1.0), dtype=torch.float64)
+    errors = []
+    for angle in angles.tolist():
+        whole = scenes.wholes.with_tensors({**scenes.wholes.tensors(), "angle": torch.full((1, 1), angle).double()})
+        drawn = render(place_members(whole, members_of(whole)), 0.8, (32, 32))
+        one = detect(model, drawn.float())[0][0]
+        turned = (one.angle - angle + 180) % 360 - 180
+        errors.append((turned, one.x - float(whole.x), one.y - float(whole.y), 100 * (one.scale - 1)))
+    names = ("angle read − true, degrees", "x, pixels", "y, pixels", "scale, %")
+    save("object-errors", figure_errors(angles.tolist(), list(zip(names, zip(*errors)))))
 
 
 def segmentation_pictures() -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.explain.masks import COLOURS
-from torchcaps.explain.style import STYLE, image_axes, new_figure
+from torchcaps.explain.style import STYLE, image_axes, new_figure, plain_axes
 from torchcaps.similarity import Similarity
 
 if TYPE_CHECKING:
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 INK = 0.3  # of a drawing: from which a pixel belongs to the object
 COLUMNS = 4
+ARROW_PIXELS = 8.0  # length of an arrow of scale 1
+LEAST_WEIGHT = 0.05  # of votes that are drawn
 MAX_NAMED = 12  # objects whose names are written into a picture
 
 
@@ -120,4 +122,51 @@ def figure_one_by_one(image: Tensor, names: Sequence[str], drawings: Tensor, out
     axes[1].set_autoscale_on(False)
     for each, name, drawing, outline in zip(axes[2:], names, drawings, outlines):
         image_axes(each, drawing, f"{name}  {outline.presence:.2f}", outline.colour)
+    return figure
+
+
+def figure_votes(image: Tensor, names: Sequence[str], votes: Tensor, weights: Tensor, found: Sequence[str]) -> Figure:
+    """Show for each class where its votes put the whole: an arrow from the voted position to its top.
+
+    Args:
+        image: (C, H, W) in [0, 1].
+        names: J classes.
+        votes: (I, J, M, S, 4) as `WholeCaps.votes` returns them for one image.
+        weights: (I, J, M, S) how much each counts.
+        found: J descriptions, written above.
+    """
+    figure = new_figure(3.4 * len(names), 3.7)
+    axes = figure.subplots(1, len(names), squeeze=False)[0]
+    for j, (each, name, words) in enumerate(zip(axes, names, found)):
+        image_axes(each, 0.6 * image, f"votes for {name}: {words}", colour_of_class(j))
+        each.set_autoscale_on(False)
+        for part in range(len(votes)):
+            counts = weights[part, j] > LEAST_WEIGHT
+            placed = Similarity(votes[part, j][counts].cpu())
+            tips = placed(torch.tensor([0.0, -ARROW_PIXELS])) - placed.numbers[..., :2]
+            each.quiver(
+                *placed.numbers[..., :2].T.tolist(),
+                *tips.T.tolist(),
+                angles="xy",
+                scale_units="xy",
+                scale=1,
+                width=0.012,
+                color=COLOURS[(part + len(names)) % len(COLOURS)],
+            )
+    return figure
+
+
+def figure_errors(angles: Sequence[float], errors: Sequence[tuple[str, Sequence[float]]]) -> Figure:
+    """Show how far the pose that is read is from the true one, at all angles.
+
+    Args:
+        angles: of the object, in degrees.
+        errors: name with unit, and one value for each angle.
+    """
+    figure = new_figure(3.0 * len(errors), 2.4)
+    for axes, (name, values) in zip(figure.subplots(1, len(errors), squeeze=False)[0], errors):
+        plain_axes(axes, "angle of the object, degrees", name)
+        axes.plot(angles, values, color=STYLE["main"], linewidth=1.2)
+        axes.axhline(0, color=STYLE["faint"], linewidth=0.8)
+        axes.set_xticks([-180, -90, 0, 90, 180])
     return figure
