@@ -110,6 +110,10 @@ class Similarity:
         return torch.stack([cos * right + sin * down + x, cos * down - sin * right + y], dim=-1)
 
     def __matmul__(self, inner: Similarity) -> Similarity:
+        return self.compose(inner)
+
+    def compose(self, inner: Similarity) -> Similarity:
+        """`self @ inner`, which torch.compile cannot trace as an operator: first inner, then this map."""
         _, _, cos, sin = self.numbers.unbind(-1)
         _, _, inner_cos, inner_sin = inner.numbers.unbind(-1)
         turns = [cos * inner_cos - sin * inner_sin, cos * inner_sin + sin * inner_cos]

@@ -123,6 +123,7 @@ def test_a_mistake_is_answered_with_what_to_do(arguments, message):
 def test_the_sources_are_those_that_recipes_name():
     made = {"shapes", "shapes-turned", "faces", "faces-turned"}
     made |= {"multimnist", "multimnist-shift6", "mnist-expanded", "affnist-like", "affnist"}
+    made |= {"shapes-objects", "faces-objects", "harbours", "scenes", "scattered-digits", "scattered-mnist"}
     made |= {"smallnorb"} | {f"smallnorb-{by}{kind}" for by in ("azimuth", "elevation") for kind in ("", "-familiar")}
     assert set(SOURCES) == {"digits", "mnist", "fashion-mnist", "cifar10", "folder"} | made
 

@@ -14,7 +14,8 @@ def test_onnx_finds_the_same_wholes(tmp_path):
     layer = WholeCaps(3, 2, [[0, 1], [0, 1, 2]], symmetry=(2, 1, 0))
     angle, scale = 360 * torch.rand(2, 5), 0.5 + torch.rand(2, 5)
     pose = Similarity.of(x=20 * torch.rand(2, 5), y=20 * torch.rand(2, 5), angle=angle, scale=scale)
-    whole = pose[:, 0][:, None] @ Similarity.exp(layer.layout[1].detach())  # one class is there, the other is not
+    layout = layer.layouts(pose.numbers).pose[1]
+    whole = pose[:, 0][:, None] @ Similarity(layout.numbers.detach())  # one class is there, the other is not
     poses = torch.cat([pose.numbers, whole.numbers], dim=1)
     types = torch.eye(3)[[0, 1, 2, 0, 1, 0, 1, 2]].expand(2, -1, -1).contiguous()
     given = (poses, torch.tensor([[1.0] * 8, [0.0] + [1.0] * 7]), types)

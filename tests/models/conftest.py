@@ -71,7 +71,8 @@ def loss_of():
     def loss_of(model, images, targets):
         out = model(images, targets)
         if isinstance(model, SceneCaps):
-            return sum(out.losses.values()).mean()
+            weights = {"presence": 1.0, "pose": 1.0, "layout": 0.1, "reconstruction": 0.01}
+            return combine(out.losses, {name: weights[name] for name in out.losses})
         if isinstance(model, SynthesisModel):  # whatever is there is bright
             return (out[:, 0] - 0.9 * (images > 0)).square().mean()
         if isinstance(model, SegmentationModel):

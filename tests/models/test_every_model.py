@@ -6,7 +6,7 @@ import copy
 
 import torch
 
-from torchcaps.models import CapsuleModel, ImageModel, load, save
+from torchcaps.models import CapsuleModel, ImageModel, SceneCaps, load, save
 from torchcaps.models.segmentation import SegmentationModel
 from torchcaps.models.synthesis import SynthesisModel
 
@@ -68,7 +68,7 @@ def test_every_parameter_gets_a_gradient(model, batch, loss_of):
 def test_trains(model, batch, loss_of):
     images, targets = batch(model, 8)
     before = loss_of(model.eval(), images, targets).item()
-    optimizer = torch.optim.Adam(model.parameters(), 1e-2 if isinstance(model, SynthesisModel) else 1e-3)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2 if isinstance(model, SynthesisModel | SceneCaps) else 1e-3)
     for _ in range(15):
         optimizer.zero_grad()
         loss_of(model.train(), images, targets).backward()

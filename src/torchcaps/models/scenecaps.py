@@ -225,7 +225,7 @@ class SceneCaps(ImageModel):
             if self.training:  # wholes are the parts of the next level, and are known as exactly as their votes are
                 tolerance = layer.layouts(seen).tolerance.mean(1).detach()[whole]
                 step = torch.randn_like(seen) * tolerance / math.sqrt(layer.missing.shape[1])
-                disturbed = (Similarity(_or_identity(pose, wholes)) @ Similarity.exp(step)).numbers
+                disturbed = Similarity(_or_identity(pose, wholes)).compose(Similarity.exp(step)).numbers
                 seen = torch.where(wholes[..., None], disturbed, seen)
         return total
 
@@ -284,7 +284,7 @@ class SceneCaps(ImageModel):
         grid = sampling_grid(move.affine().inverse(), (H, W), (H, W))
         seen = F.grid_sample(images, grid, mode="bicubic", padding_mode="zeros", align_corners=False).clamp(0, 1)
         middle = images.new_tensor([(W - 1) / 2, (H - 1) / 2, 0, 0])
-        moved = (move[:, None] @ Similarity(targets[..., POSE] - middle)).numbers + middle
+        moved = move[:, None].compose(Similarity(targets[..., POSE] - middle)).numbers + middle
         return seen, torch.cat([targets[..., : POSE.start], moved, targets[..., POSE.stop :]], -1)
 
 

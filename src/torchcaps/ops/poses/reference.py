@@ -35,10 +35,10 @@ def votes(parts: Parts, layouts: Layouts, turns: int) -> tuple[Similarity, Tenso
     """
     turn_S = torch.arange(turns, device=parts.symmetry.device)
     radians_BIS = 2 * math.pi * turn_S / parts.symmetry.clamp_min(1)[..., None].to(parts.presence.dtype)
-    turned = parts.pose[..., None] @ Similarity.of(angle=radians_BIS.rad2deg())
+    turned = parts.pose[..., None].compose(Similarity.of(angle=radians_BIS.rad2deg()))
     valid_BIS = (turn_S < parts.symmetry[..., None]) & (parts.presence[..., None] > 0)
     valid = valid_BIS[:, :, None, None] & layouts.present[..., None]
-    return turned[:, :, None, None] @ layouts.pose.inverse()[..., None], valid
+    return turned[:, :, None, None].compose(layouts.pose.inverse()[..., None]), valid
 
 
 def residuals(parts: Parts, layouts: Layouts, hypotheses: Hypotheses) -> Tensor:
@@ -48,13 +48,13 @@ def residuals(parts: Parts, layouts: Layouts, hypotheses: Hypotheses) -> Tensor:
         (B, K, I, M, 4).
     """
     member = layouts.pose[hypotheses.label][:, :, None]  # (B, K, 1, M)
-    seen = (hypotheses.pose.inverse()[:, :, None] @ parts.pose[:, None])[..., None]  # (B, K, I, 1): M⁻¹ P
+    seen = hypotheses.pose.inverse()[:, :, None].compose(parts.pose[:, None])[..., None]  # (B, K, I, 1): M⁻¹ P
     symmetry = parts.symmetry[:, None, :, None]
     apart_BKIM = seen.radians - member.radians
     step = 2 * math.pi / symmetry.clamp_min(1).to(apart_BKIM.dtype)
     # A part that looks the same at every angle takes the one that is expected.
     fitting_BKIM = torch.where(symmetry > 0, step * (apart_BKIM.detach() / step).round(), apart_BKIM)
-    return (seen @ Similarity.of(angle=-fitting_BKIM.rad2deg()) @ member.inverse()).log()
+    return seen.compose(Similarity.of(angle=-fitting_BKIM.rad2deg())).compose(member.inverse()).log()
 
 
 def log_likelihoods(parts: Parts, layouts: Layouts, hypotheses: Hypotheses, residual_BKIM4: Tensor) -> Tensor:
@@ -116,7 +116,7 @@ def move(
     knows[..., ANGLE] = (parts.symmetry > 0).to(knows)
     weight_BKIM4 = weight_BKIM4 * knows[:, None, :, None]
     step_BK4 = (weight_BKIM4 * residual_BKIM4).sum((2, 3)) / (weight_BKIM4.sum((2, 3)) + LEAST_WEIGHT)
-    return hypotheses._replace(pose=hypotheses.pose @ Similarity.exp(step_BK4))
+    return hypotheses._replace(pose=hypotheses.pose.compose(Similarity.exp(step_BK4)))
 
 
 def best_first(values_BK: Tensor) -> Tensor:
