@@ -112,7 +112,12 @@ def _without_numbers(value):
     return 1 if isinstance(value, (int, float)) else value
 
 
-@pytest.mark.parametrize("name", one_of_each_kind())
+SLOW = {"scenes", "scattered-digits", "scattered-mnist"}  # thousands of images are drawn, or large ones evaluated
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in one_of_each_kind()]
+)
 def test_recipes_of_every_kind_run_for_two_steps(name, small_data_sets, tmp_path, monkeypatch):
     # Reports of each kind of data have tests of their own; here they would take half of the time.
     monkeypatch.setattr(ClassificationTask, "write_report", lambda *_: None)

@@ -140,5 +140,8 @@ def test_scattered_digits_are_a_data_set(monkeypatch):
     assert isinstance(splits.train, ObjectDataset)
     with pytest.raises(UserError, match="image_size"):
         load_data("scattered-digits", image_size=64)
+    assert len(load_data("scattered-digits", limit=2).train) == 2
+    with pytest.raises(UserError, match="several classes; use limit"):
+        load_data("scattered-digits", per_class=1)
     with pytest.raises(UserError, match="scenes is drawn"):
         load_data("scenes", image_size=64)

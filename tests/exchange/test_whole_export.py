@@ -9,6 +9,7 @@ from torchcaps.ops import Wholes
 from torchcaps.similarity import Similarity
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # the exporter warns of what it does itself
 def test_onnx_finds_the_same_wholes(tmp_path):
     layer = WholeCaps(3, 2, [[0, 1], [0, 1, 2]], symmetry=(2, 1, 0))

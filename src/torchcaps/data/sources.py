@@ -200,7 +200,9 @@ def _scattered(
     """Load digits scattered over images of 128×128, one to five in each."""
     if size is not None or channels not in (None, 1):
         raise UserError("scattered digits are grey images of one size: omit image_size and channels")
-    return scattered_splits(source(path, (side, side), 1, options))
+    if options.per_class is not None:
+        raise UserError("per_class: an image of scattered digits has several classes; use limit")
+    return scattered_splits(source(path, (side, side), 1, replace(options, limit=None)), options.limit)
 
 
 def _folder(path: Path | None, size: Size, channels: int | None, options: SplitOptions) -> Splits:

@@ -128,11 +128,16 @@ def _share(box: Box, other: Box) -> float:
     return max(0, across) * max(0, down) / ((box[2] - box[0]) * (box[3] - box[1]))
 
 
-def scattered_splits(digits: Splits[Dataset]) -> Splits[ObjectDataset]:
-    """Scatter the digits of each split."""
+def scattered_splits(digits: Splits[Dataset], limit: int | None = None) -> Splits[ObjectDataset]:
+    """Scatter the digits of each split.
+
+    Args:
+        digits: where digits are taken from.
+        limit: the most training images.
+    """
     validation, test = digits.validation, digits.test
     return Splits(
-        scatter_digits(digits.train, TRAINING_IMAGES, TRAINING_SEED),
+        scatter_digits(digits.train, min(limit or TRAINING_IMAGES, TRAINING_IMAGES), TRAINING_SEED),
         None if validation is None else scatter_digits(validation, TEST_IMAGES, VALIDATION_SEED),
         None if test is None else scatter_digits(test, TEST_IMAGES, TEST_SEED),
         f"scattered-{digits.source}",
