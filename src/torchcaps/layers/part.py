@@ -143,7 +143,7 @@ class PartCaps(nn.Module):
         there = present & inside
         count = there.sum(1).clamp_min(1)
         true, near = self._targets(label, pose, places, there, maps.logits)
-        # Focal for what is absent only: for what is there, it would leave presences near two thirds.
+        # Only the negatives are focal: focal positives left presences near two thirds, which routing needs certain.
         right = F.logsigmoid(maps.logits)
         wrong = F.logsigmoid(-maps.logits) * maps.logits.sigmoid() ** 2 * (1 - near) ** 4
         focal = -torch.where(true, right, wrong).flatten(1).sum(1) / count

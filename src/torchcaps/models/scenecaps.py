@@ -74,7 +74,7 @@ class SceneCaps(ImageModel):
         members: for each level above the parts, and each of its objects, the types of its members.
         symmetry: turns within a full circle that map each part onto itself; 0 for every turn. By default 1.
         width: channels at full resolution; there are twice as many at half resolution.
-        turn: training images are turned by up to so many degrees.
+        turn: largest angle, in degrees, by which training images are turned.
         iterations: of routing.
         max_parts: of an image.
         appearance: numbers that say how a part looks, beside its pose.
