@@ -21,10 +21,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from torchcaps.data import Objects, draw_shapes, frozen_set
-from torchcaps.data.datasets.shapes.parts import PART_KINDS
+from torchcaps.data.datasets.shapes.known import known_wholes
 from torchcaps.data.datasets.shapes.sets import FROZEN_SETS
-from torchcaps.data.datasets.shapes.wholes import member_table
-from torchcaps.layers import WholeCaps
 from torchcaps.ops import Wholes
 from torchcaps.similarity import Similarity
 
@@ -33,14 +31,6 @@ DISTURBANCES = [(0, 0, 0, 0, 0), (0, 0, 0, 0, 12), (0.3, 2, 0.03, 0, 0), (0.3, 2
 DISTURBANCES += [(0.5, 3, 0.05, 0, 0), (0.5, 3, 0.05, 0, 12), (0.5, 3, 0.05, 0.1, 0), (1, 6, 0.1, 0, 0)]
 ITERATIONS = (1, 2, 3, 5)
 FURTHER = {"distractor_parts": ("rectangle", "triangle")}
-
-
-def known_layer(names: tuple[str, ...], tolerance: tuple[float, float, float]) -> WholeCaps:
-    table = member_table(names)
-    symmetry = [PART_KINDS[name].symmetry for name in table.names]
-    layer = WholeCaps(len(table.names), len(names), table.label.tolist(), symmetry=symmetry, tolerance=tolerance)
-    layer.set_layouts(Similarity.of_affine(table.poses))
-    return layer.double()
 
 
 def disturbed(parts: Objects, pixels: float, degrees: float, log_scale: float, left_out: float) -> list[Tensor]:
@@ -84,10 +74,8 @@ def main() -> None:
             more = {**known.parameters, **FURTHER, "distractors": (further, further)}
             scenes = draw_shapes(known.images, known.seed, dtype=torch.float64, **more)
         tolerance = (max(0.5, 2 * pixels), max(3.0, 2 * degrees), max(0.05, 2 * log_scale))
-        layer, parts = (
-            known_layer(scenes.wholes.names, tolerance),
-            disturbed(scenes.parts, pixels, degrees, log_scale, left_out),
-        )
+        layer = known_wholes(scenes.wholes.names, tolerance)
+        parts = disturbed(scenes.parts, pixels, degrees, log_scale, left_out)
         row = {"pixels": pixels, "degrees": degrees, "log_scale": log_scale, "left_out": left_out, "further": further}
         for iterations in ITERATIONS:
             with torch.no_grad():

@@ -20,19 +20,25 @@ import torchcaps
 from torchcaps import explain
 from torchcaps.bench.plot import figure_family, figure_scaling
 from torchcaps.claims.page import fill_claims
-from torchcaps.data import draw_shapes, frozen_set, load_data
+from torchcaps.data import Objects, draw_shapes, frozen_set, load_data
 from torchcaps.data.datasets.multimnist import TEST_SEED, draw_pairs
+from torchcaps.data.datasets.shapes.known import known_wholes
+from torchcaps.data.datasets.shapes.parts import PART_KINDS, PARTS
 from torchcaps.data.datasets.shapes.render import render
-from torchcaps.data.datasets.shapes.wholes import members_of, place_members
+from torchcaps.data.datasets.shapes.sets import FROZEN_SETS
+from torchcaps.data.datasets.shapes.wholes import WHOLES, member_table, members_of, place_members
 from torchcaps.detection import detect, outline_of
 from torchcaps.errors import UserError
-from torchcaps.explain.objects import figure_errors, figure_objects, figure_votes
+from torchcaps.explain.objects import colour_of_class, figure_errors, figure_objects, figure_votes
+from torchcaps.explain.scene_figures import SceneObject, figure_parse_tree, figure_scene_routing
+from torchcaps.explain.wholes import whole_trace
 from torchcaps.models import SceneCaps, SegmentationModel, SynthesisModel
 from torchcaps.models.segmentation import to_mask
 from torchcaps.models.synthesis import generate_images
 from torchcaps.models.tiles import predict_map
 from torchcaps.robustness.charts import FIGURES
 from torchcaps.robustness.perturb import rotate
+from torchcaps.similarity import Similarity
 from torchcaps.train.experiments.judge import judge_tables
 from torchcaps.train.experiments.reproduce import fill_results
 
@@ -42,6 +48,9 @@ sys.path.append(str(ROOT / "tools"))
 import paper_figures  # noqa: E402
 
 PICTURES = ROOT / "docs" / "pictures"
+# Of votes for wholes of known layouts: pixels, degrees, log scale.
+TOLERANCE, HARBOUR_TOLERANCE = (0.5, 3.0, 0.05), (1.0, 5.0, 0.1)
+SCENES = 100  # among which one is looked for
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 # <!-- table: FILE --> or <!-- table: FILE where COLUMN=VALUE,… show COLUMN,… -->
 TABLE = re.compile(r"(<!-- table: (\S+)(?: where (\S+))?(?: show (\S+))? -->\n).*?(<!-- end of table -->)", re.DOTALL)
@@ -74,6 +83,8 @@ def main() -> None:
         print(f"the paper's figures stay unchanged: {error}")
     pose_pictures()
     object_pictures()
+    parse_tree_picture()
+    scene_routing_picture()
     segmentation_pictures()
     synthesis_pictures()
     save("scaling", figure_scaling(read_rows("benchmarks/results/h200.csv")))
@@ -140,6 +151,95 @@ def object_pictures() -> None:
         errors.append((turned, one.x - float(whole.x), one.y - float(whole.y), 100 * (one.scale - 1)))
     names = ("angle read − true, degrees", "x, pixels", "y, pixels", "scale, %")
     save("object-errors", figure_errors(angles.tolist(), list(zip(names, zip(*errors)))))
+
+
+def parse_tree_picture() -> None:
+    """Draw the first harbour of the frozen set, parsed from its parts: what is found on each level, and the tree."""
+    scenes = frozen_set("harbours")
+    parts = scene_parts(scenes.parts, 0)
+    wholes, harbours = known_wholes(("house", "boat"), TOLERANCE), known_wholes(("harbour",), HARBOUR_TOLERANCE)
+    middle = wholes(*parts)
+    top = harbours(*middle[:3])
+    kept, found = (each.presence[0] > 0.5 for each in (middle, top))
+    levels = [
+        [placed_polygon(name, pose) for name, pose in zip(part_names(parts), parts[0][0])],
+        [
+            box_around(("house", "boat")[label], pose)
+            for label, pose in zip(middle.label[0][kept], middle.pose[0][kept])
+        ],
+        [box_around("harbour", pose) for pose in top.pose[0][found]],
+    ]
+    shares = [middle.couplings[0, :, :-1][:, kept], top.couplings[0, :, :-1][kept][:, found]]
+    save("parse-tree", figure_parse_tree(scenes.images[0], levels, shares))
+
+
+def scene_routing_picture() -> None:
+    """Draw routing of the first crowded scene with single parts in which iteration 1 does not have the last answer."""
+    crowded = {**FROZEN_SETS["crowded"].parameters, "number": (2, 2)}
+    scenes = draw_shapes(SCENES, 1, **crowded, distractors=(3, 3), distractor_parts=("rectangle", "triangle"))
+    names, iterations = scenes.wholes.names, (1, 2, 3)
+    layer = known_wholes(names, TOLERANCE)
+    for index in range(SCENES):
+        parts = scene_parts(scenes.parts, index)
+        trace = whole_trace(layer, *(each[0] for each in parts), iterations[-1])
+        shown = (trace.presence > 0.2).any(0)
+        if bool(((trace.presence[0] > 0.5) != (trace.presence[-1] > 0.5)).any()):
+            break
+    else:
+        raise UserError(f"routing changes none of {SCENES} scenes: draw more")
+    hypotheses = [
+        [expected_parts(names[label], pose) for label, pose in zip(trace.label[shown], poses[shown])]
+        for poses in trace.pose.numbers
+    ]
+    columns = torch.cat([shown, torch.ones(1, dtype=torch.bool)])
+    kept = trace.couplings[..., columns].clone()
+    kept[..., -1] = 1 - kept[..., :-1].sum(-1)  # what hypotheses take that are not shown, too
+    figure = figure_scene_routing(
+        scenes.images[index], part_names(parts), hypotheses, trace.presence[:, shown], kept, iterations
+    )
+    save("scene-routing", figure)
+
+
+def scene_parts(parts: Objects, index: int) -> list[torch.Tensor]:
+    """Return poses (1, I, 4), presence and types of the true parts of one image, in float64."""
+    one = parts[[index]].to(dtype=torch.float64)
+    pose = Similarity.of(x=one.x, y=one.y, angle=one.angle, scale=one.scale).numbers
+    types = torch.nn.functional.one_hot(one.label, len(parts.names)).double()
+    there = one.present[0]
+    return [pose[:, there], one.present.double()[:, there], types[:, there]]
+
+
+def part_names(parts: list[torch.Tensor]) -> list[str]:
+    return [PARTS[label] for label in parts[2][0].argmax(-1).tolist()]
+
+
+def polygons(name: str, pose: Similarity) -> list[torch.Tensor]:
+    """Return the corners of a part, or of all parts of a whole, in pixels of the image."""
+    if name in PART_KINDS:
+        return [pose(pose.numbers.new_tensor(PART_KINDS[name].corners))]
+    table = member_table((name,))
+    members = Similarity.of_affine(table.poses).numbers[0]
+    return [
+        polygon
+        for label, member in zip(table.label[0].tolist(), members)
+        for polygon in polygons(table.names[label], pose.compose(Similarity(member)))
+    ]
+
+
+def placed_polygon(name: str, pose: torch.Tensor) -> SceneObject:
+    return SceneObject(name, polygons(name, Similarity(pose)), colour_of_class(PARTS.index(name)))
+
+
+def expected_parts(name: str, pose: torch.Tensor) -> SceneObject:
+    return SceneObject(name, polygons(name, Similarity(pose)), colour_of_class(2 + WHOLES.index(name)))
+
+
+def box_around(name: str, pose: torch.Tensor) -> SceneObject:
+    """Return a whole with the box around its parts, turned as it is."""
+    own = torch.cat(polygons(name, Similarity(pose.new_tensor([0, 0, 1, 0]))))
+    (left, top), (right, bottom) = own.amin(0).tolist(), own.amax(0).tolist()
+    corners = pose.new_tensor([(left, top), (right, top), (right, bottom), (left, bottom)])
+    return SceneObject(name, [Similarity(pose)(corners)], colour_of_class(2 + WHOLES.index(name)))
 
 
 def segmentation_pictures() -> None:

@@ -327,11 +327,11 @@ def _conv(before: int, after: int, dilation: int = 1) -> list[nn.Module]:
 
 @register_model
 def scenecaps(image_shape: Sequence[int] = (1, 64, 64), num_classes: int = 2, **options: Any) -> SceneCaps:
-    """Build a SceneCaps of 0.27 million parameters for crowded scenes, not counting the decoder."""
+    """Build a SceneCaps of 0.81 million parameters for crowded scenes, not counting the decoder."""
     return SceneCaps(image_shape, num_classes, **{"width": 32, **options})
 
 
 @register_model
 def scenecaps_small(image_shape: Sequence[int] = (1, 32, 32), num_classes: int = 2, **options: Any) -> SceneCaps:
-    """Build a SceneCaps of 0.07 million parameters for a CPU, not counting the decoder."""
+    """Build a SceneCaps of 0.20 million parameters for a CPU, not counting the decoder."""
     return SceneCaps(image_shape, num_classes, **options)

@@ -14,6 +14,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
+from torchcaps.data.datasets.shapes.known import known_wholes
 from torchcaps.data.datasets.shapes.parts import PART_KINDS
 from torchcaps.data.datasets.shapes.wholes import member_table
 from torchcaps.explain.wholes import WholeTrace, presence_near, whole_trace
@@ -123,12 +124,7 @@ def find_wholes(request: ShapesRequest) -> ShapesResponse:
 @cache
 def _layer() -> WholeCaps:
     """A layer that knows how parts stand in the classes; in float64, so that votes which agree differ by nothing."""
-    table = member_table(CLASSES)
-    symmetry = [PART_KINDS[name].symmetry for name in table.names]
-    layer = WholeCaps(len(table.names), len(CLASSES), table.label.tolist(), symmetry=symmetry, tolerance=TOLERANCE)
-    layer = layer.double().requires_grad_(False)
-    layer.set_layouts(Similarity.of_affine(table.poses))
-    return layer
+    return known_wholes(CLASSES, TOLERANCE)
 
 
 def _given(parts: list[ShapePart]) -> tuple[Tensor, Tensor, Tensor]:
