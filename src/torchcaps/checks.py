@@ -5,6 +5,7 @@ They look at types and shapes only: values on a GPU would have to be waited for.
 
 from __future__ import annotations
 
+import math
 import operator
 from typing import Any
 
@@ -54,6 +55,18 @@ def check_whole(name: str, least: int = 1, **numbers: Any) -> None:
     for label, value in numbers.items():
         if not _is_whole(value) or value < least:
             raise UserError(f"{name}: {label} must be a whole number, at least {least}, got {value!r}")
+
+
+def check_positive(name: str, **numbers: Any) -> None:
+    """Raise a UserError unless each is a finite number above zero.
+
+    Args:
+        name: of the function or layer that was called.
+        **numbers: by the name of the argument.
+    """
+    for label, value in numbers.items():
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+            raise UserError(f"{name}: {label} must be a positive number, got {value!r}")
 
 
 def _is_whole(value: Any) -> bool:

@@ -12,7 +12,7 @@ from torchcaps import testing
 from torchcaps.capsules import Capsules
 from torchcaps.layers import DenseCaps
 from torchcaps.layers.routings import ROUTINGS
-from torchcaps.ops import dynamic_routing
+from torchcaps.ops import dynamic_routing, squash
 
 CHILDREN = torch.randn(3, 6, 4, generator=torch.Generator().manual_seed(1))
 
@@ -180,16 +180,32 @@ def test_a_mixed_stack_trains_every_weight():
     assert all(layer.weight.grad.isfinite().all() and layer.weight.grad.abs().max() > 0 for layer in stack)
 
 
+def test_the_inverse_temperature_of_dynamic_routing_multiplies_the_agreement():
+    layer, children = DenseCaps(30, 4, 3, 5, inverse_temperature=20.0), children_of_length(0.9, 2, 30, 4)
+    votes = torch.einsum("ijdk,bik->bijd", layer.weight, children)
+    first = squash(votes.mean(1) * 30 / 3)
+    couplings = (20 * torch.einsum("bijd,bjd->bij", votes, first)).softmax(-1)
+    second, told = layer(children, iterations=2, return_couplings=True)
+    torch.testing.assert_close(told, couplings)
+    torch.testing.assert_close(second.pose, squash(torch.einsum("bij,bijd->bjd", couplings, votes)))
+
+
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [
         ((6, 4, 3, 5), {"routing": "dinamic"}, "no routing is called 'dinamic': did you mean 'dynamic'"),
         ((6, 4, 3, 5), {"iterations": 0}, "iterations must be a whole number, at least 1, got 0"),
         ((6, 0, 3, 5), {}, "in_dim must be a whole number, at least 1, got 0"),
-        ((6, 4, 3, 5), {"epsilon": 1e-9}, "dynamic routing has no inverse_temperature, epsilon or floor"),
+        ((6, 4, 3, 5), {"epsilon": 1e-9, "floor": 1.0}, "dynamic routing has no epsilon or floor: omit it"),
+        (
+            (6, 4, 3, 5),
+            {"routing": "uniform", "inverse_temperature": 2.0},
+            "uniform routing has no inverse_temperature",
+        ),
+        ((6, 4, 3, 5), {"inverse_temperature": 0.0}, "inverse_temperature must be a positive number, got 0.0"),
         ((6, 4, 3, 4), {"routing": "em", "inverse_temperature": 0}, "inverse_temperature must be a positive number"),
     ],
-    ids=["routing", "iterations", "sizes", "no temperature", "temperature"],
+    ids=["routing", "iterations", "sizes", "constants", "no temperature", "zero", "temperature"],
 )
 def test_wrong_arguments_are_named(arguments, options, message):
     with pytest.raises(ValueError, match="DenseCaps: " + message):

@@ -33,10 +33,10 @@ def make(B, I, J, D=D, K=K, dtype=torch.float64, bias=True):
     return [torch.randn(shape, dtype=torch.float64).to(dtype).requires_grad_() for shape in shapes]
 
 
-def run(module, inputs, iterations, leaky, through="both"):
+def run(module, inputs, iterations, leaky, through="both", inverse_temperature=1.0):
     """Poses, couplings and the gradients of every input through poses, couplings or both."""
     u, weight, bias = inputs if len(inputs) == 3 else (*inputs, None)
-    poses, couplings = module.dynamic_routing(u, weight, iterations, bias, leaky)
+    poses, couplings = module.dynamic_routing(u, weight, iterations, bias, leaky, inverse_temperature)
     random = torch.Generator().manual_seed(1)
     loss = torch.zeros((), dtype=poses.dtype)
     for name, output in (("poses", poses), ("couplings", couplings)):
@@ -49,9 +49,12 @@ def run(module, inputs, iterations, leaky, through="both"):
     return [poses, couplings, *(torch.zeros_like(x) if g is None else g for x, g in zip(inputs, gradients))]
 
 
-def assert_agree(inputs, iterations, leaky, through="both"):
+def assert_agree(inputs, iterations, leaky, through="both", inverse_temperature=1.0):
     names = ("poses", "couplings", "gradient of u", "gradient of weight", "gradient of bias")
-    got, expected = (run(module, inputs, iterations, leaky, through) for module in (paths.chunked, paths.reference))
+    got, expected = (
+        run(module, inputs, iterations, leaky, through, inverse_temperature)
+        for module in (paths.chunked, paths.reference)
+    )
     for name, a, b in zip(names, got, expected):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10, msg=lambda text, name=name: f"{name}: {text}")
 
@@ -65,6 +68,13 @@ def assert_agree(inputs, iterations, leaky, through="both"):
 def test_agrees_with_reference(B, I, J, iterations, bias, leaky):
     assert B != 70 or B > chunked.BLOCK
     assert_agree(make(B, I, J, bias=bias), iterations, leaky)
+
+
+@pytest.mark.parametrize("inverse_temperature", [0.1, 7.0])
+@pytest.mark.parametrize("iterations", [1, 2, 4], ids="r{}".format)
+@pytest.mark.parametrize("B", [1, 70], ids="B{}".format)
+def test_agrees_at_any_temperature(B, iterations, inverse_temperature):
+    assert_agree(make(B, 40, 3), iterations, True, inverse_temperature=inverse_temperature)
 
 
 @pytest.mark.parametrize("limit", ["MAX_VOTES", "CHUNK", "CACHED", "SMALL_PRODUCT"])

@@ -22,17 +22,17 @@ def inputs(bias=True):
 @pytest.mark.parametrize("couplings", [False, True], ids=["poses", "couplings"])
 @pytest.mark.parametrize("operator", [operators.chunked, operators.fused], ids=["chunked", "fused"])
 def test_operator_passes_opcheck(operator, couplings):
-    torch.library.opcheck(operator.operator, (*inputs(), 3, True, couplings), atol=1e-4, rtol=1e-3)
+    torch.library.opcheck(operator.operator, (*inputs(), 3, True, 2.0, couplings), atol=1e-4, rtol=1e-3)
 
 
 def test_backward_operators_pass_opcheck():
     u, weight, bias = (x.detach() for x in inputs())
     grad = torch.randn(3, 5, 6, device=DEVICE)
-    sums = operators.chunked.forward(u, weight, bias, 3, False, False)[2]
-    saved = operators.fused.forward(u, weight, bias, 3, False, False)[2:]
+    sums = operators.chunked.forward(u, weight, bias, 3, False, 2.0, False)[2]
+    saved = operators.fused.forward(u, weight, bias, 3, False, 2.0, False)[2:]
     for needs in ([True, True, True], [False, False, True]):
-        torch.library.opcheck(operators.chunked.backward_operator, (grad, None, u, weight, sums, False, needs))
-        torch.library.opcheck(operators.fused.backward_operator, (grad, u, weight, *saved, False, needs))
+        torch.library.opcheck(operators.chunked.backward_operator, (grad, None, u, weight, sums, False, 2.0, needs))
+        torch.library.opcheck(operators.fused.backward_operator, (grad, u, weight, *saved, False, 2.0, needs))
 
 
 @pytest.mark.parametrize("backend", ["chunked", "fused"])

@@ -28,6 +28,7 @@ def cases(draw, leaky=None):
     )
     options = {"iterations": draw(st.integers(1, 4)), "leaky": draw(st.booleans()) if leaky is None else leaky}
     options["bias_JD"] = bias if draw(st.booleans()) else None
+    options["inverse_temperature"] = draw(st.sampled_from([1.0, 0.3, 5.0]))
     return u * draw(st.sampled_from([0.01, 1.0, 10.0])), weight, options
 
 

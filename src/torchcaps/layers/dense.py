@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules, as_capsules
-from torchcaps.checks import check_whole
+from torchcaps.checks import check_positive, check_whole
 from torchcaps.errors import UserError, did_you_mean
 from torchcaps.layers.annealing import EPSILON, FLOOR, Tempered
 from torchcaps.layers.bridges import flatten_maps
-from torchcaps.layers.routings import ROUTINGS, Routing
+from torchcaps.layers.routings import CONSTANTS, ROUTINGS, Routing
 
 TRUNCATED = 0.8796  # std of a normal distribution of std 1 without what is further than 2 from its mean
 
@@ -35,9 +35,10 @@ class DenseCaps(Tempered):
         bias: learn a bias (J, D) inside routing, 0.1 at first, as in the authors' code.
         leaky: let a child that fits no parent keep part of its coupling.
         std: of the initial weight. By default parents of children 0.7 long start about a half long, after all
-            iterations; with EM, matrices start near the identity (layers/initial.py).
-        inverse_temperature: of EM routing: how sharp activations are; or two numbers for the start and the end of
-            training, see `anneal`. The default follows from I and J, see `em_routing`.
+            iterations at an inverse temperature of 1; with EM, matrices start near the identity (layers/initial.py).
+        inverse_temperature: of dynamic routing: factor of the agreement; 1 by default, with which many children stay
+            undecided. Of EM routing: how sharp activations are; or two numbers for the start and the end of
+            training, see `anneal`; the default follows from I and J, see `em_routing`.
         epsilon: of EM routing, added to sums of weights; 1e-12 by default.
         floor: of EM routing, added to variances; 3e-3 by default.
     """
@@ -102,11 +103,15 @@ class DenseCaps(Tempered):
         epsilon: float | None,
         floor: float | None,
     ) -> None:
-        if not kind.tempered:
-            if any(each is not None for each in (inverse_temperature, epsilon, floor)):
-                raise UserError(
-                    f"DenseCaps: {self.routing} routing has no inverse_temperature, epsilon or floor: omit them"
-                )
+        given = dict(zip(CONSTANTS, (inverse_temperature, epsilon, floor)))
+        unknown = [name for name, value in given.items() if value is not None and name not in kind.constants]
+        if unknown:
+            raise UserError(f"DenseCaps: {self.routing} routing has no {' or '.join(unknown)}: omit it")
+        if "epsilon" not in kind.constants:
+            if inverse_temperature is not None:
+                check_positive("DenseCaps", inverse_temperature=inverse_temperature)
+                assert not isinstance(inverse_temperature, Sequence)  # it was a number
+                self.inverse_temperature = inverse_temperature
             return
         self.set_inverse_temperature(inverse_temperature, saved=False)
         self.epsilon = EPSILON if epsilon is None else epsilon
@@ -140,9 +145,8 @@ class DenseCaps(Tempered):
             check_whole("DenseCaps", iterations=iterations)
         count = self.iterations if iterations is None else iterations
         arguments = routing.arguments(children, self.weights, count, self.leaky)
-        if routing.tempered:
-            constants = {"inverse_temperature": self.inverse_temperature, "epsilon": self.epsilon, "floor": self.floor}
-            arguments |= constants
+        constants = {name: getattr(self, name, None) for name in routing.constants}
+        arguments |= {name: value for name, value in constants.items() if value is not None}
         routed = routing.function(**arguments, return_couplings=return_couplings)
         parents = Capsules(routed.poses, routed.activation)
         return (parents, routed.couplings) if return_couplings else parents

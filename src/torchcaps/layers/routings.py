@@ -15,6 +15,8 @@ from torchcaps.layers.bridges import as_vectors
 from torchcaps.ops import Routed, dynamic_routing, em_routing, inverted_attention_routing, self_attention_routing
 from torchcaps.registry import Registry
 
+CONSTANTS = ("inverse_temperature", "epsilon", "floor")
+
 Weights = Mapping[str, Tensor]
 Function = TypeVar("Function", bound=Callable[..., Routed])
 
@@ -36,7 +38,7 @@ class Routing:
         matrix: poses are P×P matrices, and votes are products of them with weights (I, J, P, P).
         biased: accepts bias and leaky.
         squashed: poses are at most 1 long.
-        tempered: the function also takes inverse_temperature, epsilon and floor, as `em_routing` does.
+        constants: numbers that the function also takes and the layer keeps, of CONSTANTS.
         std: (I, K, J, D, iterations) → std of the initial weight; see `layers/initial.py`. Matrices start at the
             identity plus noise of this std.
     """
@@ -47,7 +49,7 @@ class Routing:
     matrix: bool = False
     biased: bool = False
     squashed: bool = True
-    tempered: bool = False
+    constants: tuple[str, ...] = ()
     std: Callable[[int, int, int, int, int], float] = initial.uniform_std
 
 
@@ -86,9 +88,11 @@ def _self_attention_learns(I: int, J: int, D: int) -> dict[str, Tensor]:
 
 
 _KNOWN = {
-    "dynamic": Routing(dynamic_routing, _dynamic, biased=True, std=initial.dynamic_std),
+    "dynamic": Routing(
+        dynamic_routing, _dynamic, biased=True, constants=("inverse_temperature",), std=initial.dynamic_std
+    ),
     "em": Routing(
-        em_routing, _em, initial.em_betas, matrix=True, squashed=False, tempered=True, std=initial.matrix_std
+        em_routing, _em, initial.em_betas, matrix=True, squashed=False, constants=CONSTANTS, std=initial.matrix_std
     ),
     "uniform": Routing(dynamic_routing, _uniform, biased=True),
     "self_attention": Routing(

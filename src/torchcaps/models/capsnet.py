@@ -44,6 +44,7 @@ class CapsNet(CapsuleModel):
         class_dim: dimensions of a class capsule.
         routing: from primary to class capsules.
         iterations: of routing.
+        inverse_temperature: of routing, see `layers.DenseCaps`; above 1 couplings decide more.
         variant: "paper": as in the paper's text; "authors": as in their code, with biases inside routing, primary
             capsules divided by the number of types, and truncated normal initialisation.
         leaky: whether routing has one more parent, which belongs to no class.
@@ -68,6 +69,7 @@ class CapsNet(CapsuleModel):
         class_dim: int = 16,
         routing: str = "dynamic",
         iterations: int = 3,
+        inverse_temperature: float | None = None,
         variant: Literal["paper", "authors"] = "paper",
         leaky: bool = False,
         drop: float = 0.0,
@@ -94,6 +96,9 @@ class CapsNet(CapsuleModel):
             channels, types, dim, primary_kernel, stride, padding, routed=authors, leaky=authors and leaky, gain=1.0
         )
         children = types * self.grid[0] * self.grid[1]
+        constants = {**(PUBLISHED_EM if routing == "em" else {})}
+        if inverse_temperature is not None:
+            constants["inverse_temperature"] = inverse_temperature
         self.classes = DenseCaps(
             children,
             dim,
@@ -104,7 +109,7 @@ class CapsNet(CapsuleModel):
             bias=authors,
             leaky=leaky,
             std=0.1 if authors else published_std(children, num_classes, class_dim),
-            **(PUBLISHED_EM if routing == "em" else {}),
+            **constants,
         )
         self.drop = drop
         self.decoder = make_decoder(decoder, num_classes, class_dim, self.image_shape, tuple(hidden))

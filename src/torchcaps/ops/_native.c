@@ -38,9 +38,10 @@ INLINE float exponential(const float x) {
 
 typedef Py_ssize_t Size;
 typedef void forward_t(
-    const void *, const void *, void *, void *, void *, void *, Size, Size, Size, Size, Size, Size, Size, int);
+    const void *, const void *, void *, void *, void *, void *, Size, Size, Size, Size, Size, Size, Size, int, double);
 typedef void backward_t(
-    void *, const void *, const void *, const void *, void *, void *, Size, Size, Size, Size, Size, Size, Size, int);
+    void *, const void *, const void *, const void *, void *, void *, Size, Size, Size, Size, Size, Size, Size, int,
+    double);
 typedef void votes_t(const void *, const void *, void *, Size, Size, Size);
 typedef void squash_maps_t(const void *, const void *, void *, Size, Size, Size, Size, double);
 
@@ -95,24 +96,35 @@ static int parse(PyObject *const *arguments, const Py_ssize_t given, const Py_ss
     return 1;
 }
 
+/* The same, with a number last that need not be whole. */
+static int parse_with_scale(
+    PyObject *const *arguments, const Py_ssize_t given, const Py_ssize_t expected, long long *into, double *scale) {
+    if (given != expected) return parse(arguments, given, expected, into);
+    if (!parse(arguments, expected - 1, expected - 1, into)) return 0;
+    *scale = PyFloat_AsDouble(arguments[expected - 1]);
+    return !PyErr_Occurred();
+}
+
 static void *at(const long long number) { return (void *)(intptr_t)number; }
 
 static PyObject *forward(PyObject *module, PyObject *const *arguments, const Py_ssize_t count) {
     long long a[MOST];
-    if (!parse(arguments, count, 15, a)) return NULL;
+    double inverse_temperature;
+    if (!parse_with_scale(arguments, count, 16, a, &inverse_temperature)) return NULL;
     Py_BEGIN_ALLOW_THREADS
     forwards[a[0] != 0](at(a[1]), at(a[2]), at(a[3]), at(a[4]), at(a[5]), at(a[6]), a[7], a[8], a[9], a[10], a[11],
-                        a[12], a[13], (int)a[14]);
+                        a[12], a[13], (int)a[14], inverse_temperature);
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }
 
 static PyObject *backward(PyObject *module, PyObject *const *arguments, const Py_ssize_t count) {
     long long a[MOST];
-    if (!parse(arguments, count, 15, a)) return NULL;
+    double inverse_temperature;
+    if (!parse_with_scale(arguments, count, 16, a, &inverse_temperature)) return NULL;
     Py_BEGIN_ALLOW_THREADS
     backwards[a[0] != 0](at(a[1]), at(a[2]), at(a[3]), at(a[4]), at(a[5]), at(a[6]), a[7], a[8], a[9], a[10], a[11],
-                         a[12], a[13], (int)a[14]);
+                         a[12], a[13], (int)a[14], inverse_temperature);
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }
@@ -128,12 +140,8 @@ static PyObject *votes(PyObject *module, PyObject *const *arguments, const Py_ss
 
 static PyObject *squash_maps(PyObject *module, PyObject *const *arguments, const Py_ssize_t count) {
     long long a[MOST];
-    if (count != 9 || !parse(arguments, count - 1, 8, a)) {
-        if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "expected 9 arguments");
-        return NULL;
-    }
-    const double scale = PyFloat_AsDouble(arguments[8]);
-    if (PyErr_Occurred()) return NULL;
+    double scale;
+    if (!parse_with_scale(arguments, count, 9, a, &scale)) return NULL;
     Py_BEGIN_ALLOW_THREADS
     squash_maps_of[a[0] != 0](at(a[1]), at(a[2]), at(a[3]), a[4], a[5], a[6], a[7], scale);
     Py_END_ALLOW_THREADS
@@ -142,9 +150,9 @@ static PyObject *squash_maps(PyObject *module, PyObject *const *arguments, const
 
 static PyMethodDef methods[] = {
     {"forward", (PyCFunction)(void (*)(void))forward, METH_FASTCALL,
-     "forward(double, votes, bias, sums, poses, couplings, memory, from, to, B, I, J, D, R, leaky)"},
+     "forward(double, votes, bias, sums, poses, couplings, memory, from, to, B, I, J, D, R, leaky, inverse_temperature)"},
     {"backward", (PyCFunction)(void (*)(void))backward, METH_FASTCALL,
-     "backward(double, votes, sums, grad, dcouplings, dbias, memory, from, to, B, I, J, D, R, leaky)"},
+     "backward(double, votes, sums, grad, dcouplings, dbias, memory, from, to, B, I, J, D, R, leaky, inverse_temperature)"},
     {"votes", (PyCFunction)(void (*)(void))votes, METH_FASTCALL, "votes(double, u, weight, votes, I, X, K)"},
     {"squash_maps", (PyCFunction)(void (*)(void))squash_maps, METH_FASTCALL,
      "squash_maps(double, maps, bias, capsules, B, T, D, X, scale)"},

@@ -115,7 +115,7 @@ INLINE void NAME(finish)(
 static void NAME(forward)(
     const void *votes_, const void *bias_, void *sums_, void *poses_, void *couplings_, void *memory_,
     const Size from, const Size to, const Size B, const Size I, const Size J, const Size D, const Size R,
-    const int leaky) {
+    const int leaky, const double inverse_temperature) {
     const REAL *votes = votes_, *bias = bias_;
     REAL *sums = sums_, *poses = poses_, *couplings = couplings_;
     const Size row = J * D, stride = B * row;
@@ -148,7 +148,7 @@ static void NAME(forward)(
                 NAME(length)(s + j * D, D, &factor);
                 for (Size d = 0; d < D; d++) pose[j * D + d] = factor * s[j * D + d];
             }
-            NAME(add_scaled)(V, pose, 1, row);
+            NAME(add_scaled)(V, pose, (REAL)inverse_temperature, row);
         }
     }
 }
@@ -157,7 +157,7 @@ static void NAME(forward)(
 static void NAME(backward)(
     void *votes_, const void *sums_, const void *grad_, const void *dcouplings_, void *dbias_, void *memory_,
     const Size from, const Size to, const Size B, const Size I, const Size J, const Size D, const Size R,
-    const int leaky) {
+    const int leaky, const double inverse_temperature) {
     REAL *votes = votes_, *dbias = dbias_;
     const REAL *sums = sums_, *grad = grad_, *dcouplings = dcouplings_;
     const Size row = J * D, stride = B * row, every = 2 * J * (R - 1);
@@ -171,21 +171,23 @@ static void NAME(backward)(
                 const REAL *s = sums + ((t - 1) * B + b) * row + j * D;
                 REAL factor, *at = V + t * row + j * D;
                 NAME(length)(s, D, &factor);
+                factor *= (REAL)inverse_temperature;
                 for (Size d = 0; d < D; d++) at[d] = at[d - row] + factor * s[d];
             }
         memset(dV, 0, row * sizeof(REAL));
         for (Size t = R - 1; t >= 0; t--) {
             const REAL *dv = t == R - 1 ? grad + b * row : dV;
+            const REAL scale = t == R - 1 ? 1 : (REAL)inverse_temperature;
             REAL *at = ds + t * row;
             for (Size j = 0; j < J; j++) {
                 const REAL *s = sums + (t * B + b) * row + j * D;
                 REAL factor;
                 const REAL norm = NAME(length)(s, D, &factor), unit = norm > 0 ? norm : 1;
                 REAL along = 0;
-                for (Size d = 0; d < D; d++) along += s[d] / unit * dv[j * D + d];
+                for (Size d = 0; d < D; d++) along += s[d] / unit * (scale * dv[j * D + d]);
                 along *= factor - 2 * norm * factor * factor; /* f cos 2 phi */
                 for (Size d = 0; d < D; d++) {
-                    at[j * D + d] = factor * dv[j * D + d] + along * (s[d] / unit);
+                    at[j * D + d] = factor * (scale * dv[j * D + d]) + along * (s[d] / unit);
                     dbias[j * D + d] += at[j * D + d];
                 }
             }

@@ -41,7 +41,7 @@ def make_votes(u_1IK: Tensor, weight_IJDK: Tensor, votes_I1X: Tensor) -> Tensor:
 
 
 def route_votes(
-    votes_IBX: Tensor, bias_JD: Tensor, iterations: int, leaky: bool, couplings: bool
+    votes_IBX: Tensor, bias_JD: Tensor, iterations: int, leaky: bool, inverse_temperature: float, couplings: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Poses (B, J, D), couplings (B, I, J) or empty, and sums (R, B, J, D), from votes (I, B, J·D), contiguous."""
     (I, B, X), (J, D), bias_JD = votes_IBX.shape, bias_JD.shape, bias_JD.contiguous()
@@ -50,13 +50,18 @@ def route_votes(
     parts = _split(votes_IBX)
     memory = votes_IBX.new_empty(len(parts), 2 * X + J)
     given = (votes_IBX, bias_JD, sums_RBJD, poses_BJD, coupled_BIJ)
-    sizes = (B, I, J, D, iterations, leaky)
+    sizes = (B, I, J, D, iterations, leaky, inverse_temperature)
     _run(_native.forward, [(*_read(*given, own), *part, *sizes) for own, part in zip(memory, parts)])
     return poses_BJD, coupled_BIJ, sums_RBJD
 
 
 def route_votes_backward(
-    votes_IBX: Tensor, sums_RBJD: Tensor, grad_BJD: Tensor, grad_couplings_BIJ: Tensor | None, leaky: bool
+    votes_IBX: Tensor,
+    sums_RBJD: Tensor,
+    grad_BJD: Tensor,
+    grad_couplings_BIJ: Tensor | None,
+    leaky: bool,
+    inverse_temperature: float,
 ) -> Tensor:
     """Replace votes (I, B, J·D) by their gradients, and return that of the bias (J, D)."""
     (I, B, X), (R, _, J, D), grad_BJD = votes_IBX.shape, sums_RBJD.shape, grad_BJD.contiguous()
@@ -65,7 +70,7 @@ def route_votes_backward(
     dbias_PJD = votes_IBX.new_zeros(len(parts), J, D)
     memory = votes_IBX.new_empty(len(parts), (2 * R + 2) * X + 2 * J * (R - 1) * I)
     given = (votes_IBX, sums_RBJD, grad_BJD, dcouplings)
-    sizes = (B, I, J, D, R, leaky)
+    sizes = (B, I, J, D, R, leaky, inverse_temperature)
     calls = [(*_read(*given, *own), *part, *sizes) for *own, part in zip(dbias_PJD, memory, parts)]
     _run(_native.backward, calls)
     return dbias_PJD.sum(0)
@@ -92,7 +97,7 @@ def _read(*tensors: Tensor) -> tuple[int, ...]:
     return tensors[0].dtype == torch.float64, *[x.data_ptr() for x in tensors]
 
 
-def _run(function: Callable[..., None], calls: list[tuple[int, ...]]) -> None:
+def _run(function: Callable[..., None], calls: list[tuple[float, ...]]) -> None:
     """Make all calls, the first in this thread."""
     others = [_threads().submit(function, *call) for call in calls[1:]]
     function(*calls[0])

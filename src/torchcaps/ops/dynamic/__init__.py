@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from torchcaps.checks import check_floats, check_whole
+from torchcaps.checks import check_floats, check_positive, check_whole
 from torchcaps.ops.dispatch import choose
 from torchcaps.ops.dynamic import operators, reference
 from torchcaps.ops.result import Routed
@@ -20,6 +20,7 @@ def dynamic_routing(
     *,
     bias: Tensor | None = None,
     leaky: bool = False,
+    inverse_temperature: float = 1.0,
     return_couplings: bool = False,
 ) -> Routed:
     """Route children to parents by agreement (Sabour et al. 2017, Procedure 1), without storing the votes.
@@ -30,6 +31,8 @@ def dynamic_routing(
         iterations: number of routing iterations, at least 1.
         bias: (J, D) added to each parent's sum before it is squashed.
         leaky: adds a logit of zero to the softmax, so that a child that fits no parent can keep part of its coupling.
+        inverse_temperature: factor of the agreement in the logits. With 1, as in the paper, the votes of many children
+            are short, and couplings stay nearly equal.
         return_couplings: also return the couplings of the last iteration.
 
     Returns:
@@ -47,13 +50,13 @@ def dynamic_routing(
             f"dynamic_routing: a weight of shape {tuple(weight.shape)} routes {I} children of {K} dimensions, "
             f"got u of shape {tuple(u.shape)}; it should be (B, {I}, {K})"
         )
-    _check("dynamic_routing", iterations, bias, J, D)
+    _check("dynamic_routing", iterations, inverse_temperature, bias, J, D)
     backend = choose("dynamic routing", u, weight, limit=_limit(K, D, iterations))
     if backend == "reference":
-        poses, couplings = reference.dynamic_routing(u, weight, iterations, bias, leaky)
+        poses, couplings = reference.dynamic_routing(u, weight, iterations, bias, leaky, inverse_temperature)
     else:
         route = operators.fused if backend == "fused" else operators.chunked
-        poses, couplings = route(u, weight, bias, iterations, leaky, return_couplings)
+        poses, couplings = route(u, weight, bias, iterations, leaky, float(inverse_temperature), return_couplings)
     return Routed(poses, None, couplings if return_couplings else None)
 
 
@@ -74,6 +77,7 @@ def route_votes(
     *,
     bias: Tensor | None = None,
     leaky: bool = False,
+    inverse_temperature: float = 1.0,
     return_couplings: bool = False,
 ) -> Routed:
     """Route given votes, for layers whose votes are not weight @ u.
@@ -83,6 +87,7 @@ def route_votes(
         iterations: number of routing iterations, at least 1.
         bias: (J, D) added to each parent's sum before it is squashed.
         leaky: as for `dynamic_routing`.
+        inverse_temperature: as for `dynamic_routing`.
         return_couplings: also return the couplings of the last iteration.
 
     Returns:
@@ -91,12 +96,13 @@ def route_votes(
     check_floats("route_votes", votes=votes, bias=bias)
     if votes.ndim != 4:
         raise ValueError(f"route_votes: votes must be (B, I, J, D), got {tuple(votes.shape)}")
-    _check("route_votes", iterations, bias, *votes.shape[2:])
-    poses, couplings = reference.route_votes(votes, iterations, bias, leaky)
+    _check("route_votes", iterations, inverse_temperature, bias, *votes.shape[2:])
+    poses, couplings = reference.route_votes(votes, iterations, bias, leaky, inverse_temperature)
     return Routed(poses, None, couplings if return_couplings else None)
 
 
-def _check(name: str, iterations: int, bias: Tensor | None, J: int, D: int) -> None:
+def _check(name: str, iterations: int, inverse_temperature: float, bias: Tensor | None, J: int, D: int) -> None:
     check_whole(name, iterations=iterations)
+    check_positive(name, inverse_temperature=inverse_temperature)
     if bias is not None and bias.shape != (J, D):
         raise ValueError(f"{name}: bias must be (J, D) = ({J}, {D}), got {tuple(bias.shape)}")

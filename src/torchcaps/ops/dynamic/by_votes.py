@@ -42,14 +42,20 @@ def serves(u_BIK: Tensor, weight_IJDK: Tensor) -> bool:
 
 
 def forward(
-    u_BIK: Tensor, weight_IJDK: Tensor, bias_JD: Tensor, iterations: int, leaky: bool, couplings: bool
+    u_BIK: Tensor,
+    weight_IJDK: Tensor,
+    bias_JD: Tensor,
+    iterations: int,
+    leaky: bool,
+    inverse_temperature: float,
+    couplings: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As `chunked.forward`."""
     with Scratch(u_BIK) as scratch:
         if native.serves(u_BIK, weight_IJDK, bias_JD):
             votes_IBX = _votes_in_rows(u_BIK, weight_IJDK, scratch)
-            return native.route_votes(votes_IBX, bias_JD, iterations, leaky, couplings)
-        return _forward(scratch, u_BIK, weight_IJDK, bias_JD, iterations, leaky, couplings)
+            return native.route_votes(votes_IBX, bias_JD, iterations, leaky, inverse_temperature, couplings)
+        return _forward(scratch, u_BIK, weight_IJDK, bias_JD, iterations, leaky, inverse_temperature, couplings)
 
 
 def _forward(
@@ -59,6 +65,7 @@ def _forward(
     bias_JD: Tensor,
     iterations: int,
     leaky: bool,
+    inverse_temperature: float,
     couplings: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     (B, I, _), (J, D), share = u_BIK.shape, bias_JD.shape, 1 / (bias_JD.shape[0] + leaky)
@@ -69,7 +76,8 @@ def _forward(
     sums = sums_RBJD.unbind()
     for votes_PID in votes:
         sums[0].add_(votes_PID.sum(1).view(B, J, D), alpha=share)
-    poses_BJD = agreed_BJD = _squash(sums[0])
+    poses_BJD = _squash(sums[0])
+    agreed_BJD = _times(poses_BJD, inverse_temperature)
     for t in range(1, iterations):
         agreed_P1D = agreed_BJD.view(B * J, 1, D)
         for chunk, votes_PID in zip(chunks, votes):
@@ -80,7 +88,7 @@ def _forward(
                 coupled_BIJ[:, chunk] = c_BJI.mT
         poses_BJD = _squash(sums[t])
         if t < iterations - 1:
-            agreed_BJD = agreed_BJD + poses_BJD
+            agreed_BJD = torch.add(agreed_BJD, poses_BJD, alpha=inverse_temperature)
     return poses_BJD, coupled_BIJ, sums_RBJD
 
 
@@ -91,13 +99,14 @@ def backward(
     weight_IJDK: Tensor,
     sums_RBJD: Tensor,
     leaky: bool,
+    inverse_temperature: float,
     needs: Sequence[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As `chunked.backward`."""
     with Scratch(u_BIK) as scratch:
-        if native.serves(u_BIK, weight_IJDK, sums_RBJD):
-            return _backward_native(scratch, grad_BJD, grad_couplings_BIJ, u_BIK, weight_IJDK, sums_RBJD, leaky, needs)
-        return _backward(scratch, grad_BJD, grad_couplings_BIJ, u_BIK, weight_IJDK, sums_RBJD, leaky, needs)
+        differentiate = _backward_native if native.serves(u_BIK, weight_IJDK, sums_RBJD) else _backward
+        given = (grad_BJD, grad_couplings_BIJ, u_BIK, weight_IJDK, sums_RBJD)
+        return differentiate(scratch, *given, leaky, inverse_temperature, needs)
 
 
 def _backward_native(
@@ -108,10 +117,12 @@ def _backward_native(
     weight_IJDK: Tensor,
     sums_RBJD: Tensor,
     leaky: bool,
+    inverse_temperature: float,
     needs: Sequence[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
     dvotes_IBX = _votes_in_rows(u_BIK, weight_IJDK, scratch)
-    dbias_JD = native.route_votes_backward(dvotes_IBX, sums_RBJD, grad_BJD, grad_couplings_BIJ, leaky)
+    grads = (grad_BJD, grad_couplings_BIJ)
+    dbias_JD = native.route_votes_backward(dvotes_IBX, sums_RBJD, *grads, leaky, inverse_temperature)
     du_BIK = torch.empty_like(u_BIK) if needs[0] else u_BIK.new_empty(0)
     dweight_IJDK = weight_IJDK.new_empty(weight_IJDK.shape if needs[1] else (0,))
     if needs[0]:
@@ -129,6 +140,7 @@ def _backward(
     weight_IJDK: Tensor,
     sums_RBJD: Tensor,
     leaky: bool,
+    inverse_temperature: float,
     needs: Sequence[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
     (R, B, J, D), I = sums_RBJD.shape, u_BIK.shape[1]
@@ -141,9 +153,9 @@ def _backward(
     rows = rows_PTD.view(B, J, 2 * R - 1, D).unbind(2)
     columns = [u_BIK.new_full((B * J, 2 * R - 1, each.shape[1]), 1 / (J + leaky)) for each, _ in votes]
     if R > 1:
-        torch.mul(sums[0], factor[0], out=rows[1])
+        torch.mul(sums[0], _times(factor[0], inverse_temperature), out=rows[1])
     for t in range(1, R - 1):
-        torch.addcmul(rows[2 * t - 1], sums[t], factor[t], out=rows[2 * t + 1])
+        torch.addcmul(rows[2 * t - 1], sums[t], factor[t], value=inverse_temperature, out=rows[2 * t + 1])
     d_parents_BJD, d_agreed_BJD = grad_BJD, torch.zeros_like(grad_BJD)
     for t in range(R - 1, -1, -1):
         parallel = (direction[t] * d_parents_BJD).sum(-1, keepdim=True).mul_(along[t])
@@ -161,7 +173,8 @@ def _backward(
             weighted_BJI = c_BJI * dc_BJI
             torch.addcmul(weighted_BJI, c_BJI, weighted_BJI.sum(1, keepdim=True), value=-1, out=dlogits_BJI)
             d_agreed_BJD += _gather(columns_PTI[:, pair.start : pair.start + 1], votes_PID).view(B, J, D)
-        d_parents_BJD = d_agreed_BJD  # V is the sum of the parents found so far: each of them gets its gradient
+        # V is the sum of the parents found so far, so each of them gets its gradient.
+        d_parents_BJD = _times(d_agreed_BJD, inverse_temperature)
     du_BIK = torch.empty_like(u_BIK) if needs[0] else u_BIK.new_empty(0)
     dweight_IJDK = weight_IJDK.new_empty(weight_IJDK.shape if needs[1] else (0,))
     for chunk, (votes_PID, memory_IBX), columns_PTI in zip(chunks, votes, columns):
@@ -178,6 +191,11 @@ def _backward(
         dweight_IJDK = torch.empty_like(weight_IJDK).copy_(dweight_IJDK)
     dbias_JD = torch.stack(rows[::2]).sum((0, 1)) if needs[2] else u_BIK.new_empty(0)
     return du_BIK, dweight_IJDK, dbias_JD
+
+
+def _times(x: Tensor, factor: float) -> Tensor:
+    """x times a factor, which is usually 1."""
+    return x if factor == 1 else factor * x
 
 
 def couple(logits_BJI: Tensor, leaky: bool, dim: int = 1) -> Tensor:

@@ -30,13 +30,20 @@ SCRATCH_ELSEWHERE = 2**24  # what fills an accelerator
 
 
 def forward(
-    u_BIK: Tensor, weight_IJDK: Tensor, bias_JD: Tensor, iterations: int, leaky: bool, couplings: bool
+    u_BIK: Tensor,
+    weight_IJDK: Tensor,
+    bias_JD: Tensor,
+    iterations: int,
+    leaky: bool,
+    inverse_temperature: float,
+    couplings: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Poses (B, J, D), couplings of the last iteration (B, I, J); for the backward, each iteration's s (R, B, J, D)."""
     if by_votes.serves(u_BIK, weight_IJDK):
-        return by_votes.forward(u_BIK, weight_IJDK, bias_JD, iterations, leaky, couplings)
+        return by_votes.forward(u_BIK, weight_IJDK, bias_JD, iterations, leaky, inverse_temperature, couplings)
     with Scratch(u_BIK) as scratch:
-        return _forward_by_products(scratch, u_BIK, weight_IJDK, bias_JD, iterations, leaky, couplings)
+        constants = (iterations, leaky, inverse_temperature, couplings)
+        return _forward_by_products(scratch, u_BIK, weight_IJDK, bias_JD, *constants)
 
 
 def _forward_by_products(
@@ -46,6 +53,7 @@ def _forward_by_products(
     bias_JD: Tensor,
     iterations: int,
     leaky: bool,
+    inverse_temperature: float,
     couplings: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     (B, I, _), (J, D) = u_BIK.shape, bias_JD.shape
@@ -64,14 +72,14 @@ def _forward_by_products(
                 # Every logit is zero, every coupling the same: one plain matrix product.
                 for u_BKI, w_JDX in zip(children_BKI, weights_JDX):
                     s_JBD.add_(_sum_all(u_BKI, w_JDX), alpha=1 / (J + leaky))
-                agreed_JBD = squash(s_JBD)
+                agreed_JBD = squash(s_JBD).mul_(inverse_temperature)
                 continue
             for chunk, u_BKI, w_JDX in zip(chunks, children_BKI, weights_JDX):
                 c_JBI = couple(_dot(_project(agreed_JBD, w_JDX, memory), u_BKI), leaky, 0)
                 _gather(c_JBI, u_BKI, w_JDX, s_JBD, memory)
                 if couplings and t == iterations - 1:
                     couplings_BIJ[block, chunk] = c_JBI.permute(1, 2, 0)
-            agreed_JBD += squash(s_JBD)
+            agreed_JBD.add_(squash(s_JBD), alpha=inverse_temperature)
         poses_BJD[block] = squash(sums_RJBD[-1, :, block]).transpose(0, 1)
     return poses_BJD, couplings_BIJ, sums_RJBD.transpose(1, 2).contiguous()
 
@@ -83,14 +91,16 @@ def backward(
     weight_IJDK: Tensor,
     sums_RBJD: Tensor,
     leaky: bool,
+    inverse_temperature: float,
     needs: Sequence[bool] = (True, True, True),
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of u (B, I, K), weight (I, J, D, K) and bias (J, D), empty where none is needed."""
     if by_votes.serves(u_BIK, weight_IJDK):
-        return by_votes.backward(grad_BJD, grad_couplings_BIJ, u_BIK, weight_IJDK, sums_RBJD, leaky, needs)
-    sums_RJBD = sums_RBJD.transpose(1, 2).contiguous()
+        given = (grad_BJD, grad_couplings_BIJ, u_BIK, weight_IJDK, sums_RBJD)
+        return by_votes.backward(*given, leaky, inverse_temperature, needs)
+    given = (grad_BJD, grad_couplings_BIJ, u_BIK, weight_IJDK, sums_RBJD.transpose(1, 2).contiguous())
     with Scratch(u_BIK) as scratch:
-        return _backward_by_products(scratch, grad_BJD, grad_couplings_BIJ, u_BIK, weight_IJDK, sums_RJBD, leaky, needs)
+        return _backward_by_products(scratch, *given, leaky, inverse_temperature, needs)
 
 
 def _backward_by_products(
@@ -101,6 +111,7 @@ def _backward_by_products(
     weight_IJDK: Tensor,
     sums_RJBD: Tensor,
     leaky: bool,
+    inverse_temperature: float,
     needs: Sequence[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Without votes. Iteration t contributes to their gradient twice: c_t ⊗ ds_t through the sum, and dlogits_t ⊗ V_t
@@ -121,7 +132,7 @@ def _backward_by_products(
         children_BKI = [u_BIK[block, chunk].transpose(1, 2).contiguous() for chunk in chunks]
         du_BKI = [torch.zeros_like(u) for u in children_BKI]
         sums = sums_RJBD[:, :, block]
-        agreed = squash(sums).cumsum(0)  # agreed[t-1] is V before iteration t
+        agreed = squash(sums).cumsum(0).mul_(inverse_temperature)  # agreed[t-1] is V before iteration t
         grad_JBD = grad_BJD[block].transpose(0, 1).contiguous()
         grad_agreed = torch.zeros_like(grad_JBD)
         for t in range(R - 1, 0, -1):
@@ -140,7 +151,7 @@ def _backward_by_products(
                 grad_agreed.baddbmm_(scaled_J2BX[:, 0], w_JDX.transpose(1, 2))
                 if needs[1]:
                     dweights_JDX[n].baddbmm_(pair.flatten(1, 2).transpose(1, 2), scaled_J2BX.flatten(1, 2))
-            grad_JBD = grad_agreed  # V is the sum of the parents found so far: each of them gets its gradient
+            grad_JBD = inverse_temperature * grad_agreed  # V is a sum of parents: each of them gets its gradient
         ds1_JBD = squash_backward(sums[0], grad_JBD)
         dbias_JD += ds1_JBD.sum(1)
         ds1_BJD = ds1_JBD.transpose(0, 1).flatten(1)

@@ -90,7 +90,13 @@ def _groups(J: int, kind: str, pairs_of: tuple[str, ...]) -> tuple[bool, int]:
 
 
 def forward(
-    u_BIK: Tensor, weight_IJDK: Tensor, bias_JD: Tensor | None, iterations: int, leaky: bool, couplings: bool
+    u_BIK: Tensor,
+    weight_IJDK: Tensor,
+    bias_JD: Tensor | None,
+    iterations: int,
+    leaky: bool,
+    inverse_temperature: float,
+    couplings: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Poses (B, J, D) and couplings (B, I, J), empty unless couplings=True; then what the backward needs."""
     dtype = torch.promote_types(u_BIK.dtype, weight_IJDK.dtype)
@@ -125,7 +131,7 @@ def forward(
         )  # fmt: skip
         kernels.finish_forward[(triton.cdiv(B * J, ROWS),)](
             slots, bias_JD, agreed[t:], sums, poses,
-            B * J, J, D, chunks,
+            B * J, J, D, chunks, inverse_temperature,
             BIAS=bias_JD is not None, T=t, LAST=last, TN=ROWS, DP=cut.DP, num_warps=4,
         )  # fmt: skip
     return poses, coupled.to(dtype), sums, agreed, logsums
@@ -139,6 +145,7 @@ def backward(
     agreed: Tensor,
     logsums: Tensor,
     leaky: bool,
+    inverse_temperature: float,
     needs: Sequence[bool] = (True, True, True),
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of u (B, I, K), weight (I, J, D, K) and bias (J, D), empty where none is needed."""
@@ -159,7 +166,7 @@ def backward(
     for t in range(R - 1, -1, -1):
         kernels.finish_backward[(triton.cdiv(B * J, ROWS),)](
             slots, carried, grad_BJD, sums[t], ds[t],
-            B * J, D, chunks,
+            B * J, D, chunks, inverse_temperature,
             STAGE=min(2, R - 1 - t), TN=ROWS, DP=cut.DP, num_warps=4,
         )  # fmt: skip
         if t > 0:

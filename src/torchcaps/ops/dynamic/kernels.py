@@ -332,10 +332,13 @@ def _sum_slots(slots, places, inside, stride, chunks, TN: tl.constexpr, DP: tl.c
 @triton.jit
 def finish_forward(
     slots, bias, agreed, sums, poses,
-    N, J, D, chunks,
+    N, J, D, chunks, inverse_temperature,
     BIAS: tl.constexpr, T: tl.constexpr, LAST: tl.constexpr, TN: tl.constexpr, DP: tl.constexpr,
 ):  # fmt: skip
-    """s = Σ of the slots + bias; v = squash(s); V = v + those before it. A row is a parent of an example: N = B·J."""
+    """s = Σ of the slots + bias; v = squash(s); V = v + those before it, times the inverse temperature.
+
+    A row is a parent of an example: N = B·J.
+    """
     rows, columns = tl.program_id(0) * TN + tl.arange(0, TN), tl.arange(0, DP)
     places = rows[:, None] * D + columns[None, :]
     inside = (rows < N)[:, None] & (columns < D)[None, :]
@@ -349,13 +352,13 @@ def finish_forward(
     else:
         for t in tl.static_range(T):
             v_ND += squashed(tl.load(sums + t * N * D + places, mask=inside, other=0.0))
-        tl.store(agreed + places, v_ND.to(agreed.dtype.element_ty), mask=inside)
+        tl.store(agreed + places, (inverse_temperature * v_ND).to(agreed.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def finish_backward(
     slots, carried, grad, sums, ds,
-    N, D, chunks,
+    N, D, chunks, inverse_temperature,
     STAGE: tl.constexpr, TN: tl.constexpr, DP: tl.constexpr,
 ):  # fmt: skip
     """The gradient dv of an iteration's parents, and ds, that of their sums.
@@ -369,7 +372,7 @@ def finish_backward(
     if STAGE == 0:
         dv_ND = tl.load(grad + places, mask=inside, other=0.0).to(tl.float32)
     else:
-        dv_ND = _sum_slots(slots, places, inside, N * D, chunks, TN, DP)
+        dv_ND = inverse_temperature * _sum_slots(slots, places, inside, N * D, chunks, TN, DP)
         if STAGE == 2:
             dv_ND += tl.load(carried + places, mask=inside, other=0.0)
         tl.store(carried + places, dv_ND, mask=inside)

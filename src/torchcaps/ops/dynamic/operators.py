@@ -18,14 +18,21 @@ from torchcaps.ops.squash import no_autocast
 
 
 def _forward_chunked(
-    u: Tensor, weight: Tensor, bias: Optional[Tensor], iterations: int, leaky: bool, couplings: bool
+    u: Tensor,
+    weight: Tensor,
+    bias: Optional[Tensor],
+    iterations: int,
+    leaky: bool,
+    inverse_temperature: float,
+    couplings: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Poses (B, J, D), couplings (B, I, J) or empty, and sums (R, B, J, D) for the backward."""
     dtype = torch.promote_types(u.dtype, weight.dtype)
     wide = torch.promote_types(dtype, torch.float32)
     bias = u.new_zeros(weight.shape[1:3], dtype=wide) if bias is None else bias.to(wide)
     with no_autocast(u):
-        poses, coupled, sums = by_products.forward(u.to(wide), weight.to(wide), bias, iterations, leaky, couplings)
+        constants = (iterations, leaky, inverse_temperature, couplings)
+        poses, coupled, sums = by_products.forward(u.to(wide), weight.to(wide), bias, *constants)
     if dtype != wide:
         poses, coupled = poses.to(dtype), coupled.to(dtype)
     return poses, coupled, sums
@@ -38,19 +45,26 @@ def _backward_chunked(
     weight: Tensor,
     sums: Tensor,
     leaky: bool,
+    inverse_temperature: float,
     needs: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of u, weight and bias, empty where none is needed."""
     wide = sums.dtype
     grad_couplings = None if grad_couplings is None else grad_couplings.to(wide)
     with no_autocast(u):
-        given = grad.to(wide), grad_couplings, u.to(wide), weight.to(wide), sums, leaky, needs
-        du, dweight, dbias = by_products.backward(*given)
+        given = grad.to(wide), grad_couplings, u.to(wide), weight.to(wide), sums
+        du, dweight, dbias = by_products.backward(*given, leaky, inverse_temperature, needs)
     return du.to(u.dtype), dweight.to(weight.dtype), dbias
 
 
 def _fake_chunked(
-    u: Tensor, weight: Tensor, bias: Optional[Tensor], iterations: int, leaky: bool, couplings: bool
+    u: Tensor,
+    weight: Tensor,
+    bias: Optional[Tensor],
+    iterations: int,
+    leaky: bool,
+    inverse_temperature: float,
+    couplings: bool,
 ) -> tuple[Tensor, ...]:
     (B, I, _), (J, D) = u.shape, weight.shape[1:3]
     dtype = torch.promote_types(u.dtype, weight.dtype)
@@ -65,6 +79,7 @@ def _fake_backward_chunked(
     weight: Tensor,
     sums: Tensor,
     leaky: bool,
+    inverse_temperature: float,
     needs: list[bool],
 ) -> tuple[Tensor, ...]:
     du, dweight, dbias = torch.empty_like(u), torch.empty_like(weight), sums.new_empty(weight.shape[1:3])
@@ -77,19 +92,25 @@ def _gradients_chunked(
     (grad, grad_couplings), (u, weight, bias), (sums,) = grads, tensors, kept
     if grad is None:  # only the couplings were used
         grad = torch.zeros_like(sums[0])
-    _, leaky, couplings = constants
+    _, leaky, inverse_temperature, couplings = constants
     grad_couplings = grad_couplings if couplings else None
-    du, dweight, dbias = backward(grad, grad_couplings, u, weight, sums, leaky, list(needs))
+    du, dweight, dbias = backward(grad, grad_couplings, u, weight, sums, leaky, inverse_temperature, list(needs))
     return du, dweight, None if bias is None else dbias.to(bias.dtype)
 
 
 def _forward_fused(
-    u: Tensor, weight: Tensor, bias: Optional[Tensor], iterations: int, leaky: bool, couplings: bool
+    u: Tensor,
+    weight: Tensor,
+    bias: Optional[Tensor],
+    iterations: int,
+    leaky: bool,
+    inverse_temperature: float,
+    couplings: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Poses (B, J, D), couplings (B, I, J) or empty; sums (R, B, J, D), agreed and logsums for the backward."""
     from torchcaps.ops.dynamic import fused as kernels
 
-    return kernels.forward(u, weight, bias, iterations, leaky, couplings)
+    return kernels.forward(u, weight, bias, iterations, leaky, inverse_temperature, couplings)
 
 
 def _backward_fused(
@@ -100,16 +121,23 @@ def _backward_fused(
     agreed: Tensor,
     logsums: Tensor,
     leaky: bool,
+    inverse_temperature: float,
     needs: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of u, weight and bias, empty where none is needed."""
     from torchcaps.ops.dynamic import fused as kernels
 
-    return kernels.backward(grad, u, weight, sums, agreed, logsums, leaky, needs)
+    return kernels.backward(grad, u, weight, sums, agreed, logsums, leaky, inverse_temperature, needs)
 
 
 def _fake_fused(
-    u: Tensor, weight: Tensor, bias: Optional[Tensor], iterations: int, leaky: bool, couplings: bool
+    u: Tensor,
+    weight: Tensor,
+    bias: Optional[Tensor],
+    iterations: int,
+    leaky: bool,
+    inverse_temperature: float,
+    couplings: bool,
 ) -> tuple[Tensor, ...]:
     B, I, _ = u.shape
     J, D = weight.shape[1:3]
@@ -130,6 +158,7 @@ def _fake_backward_fused(
     agreed: Tensor,
     logsums: Tensor,
     leaky: bool,
+    inverse_temperature: float,
     needs: list[bool],
 ) -> tuple[Tensor, ...]:
     shapes = u.shape, weight.shape, weight.shape[1:3]
@@ -140,20 +169,26 @@ def _gradients_fused(
     backward: Callable[..., Any], grads: Any, tensors: Any, kept: Any, constants: Any, needs: Any
 ) -> Gradients:
     (grad, grad_couplings), (u, weight, bias), (sums, *_) = grads, tensors, kept
-    (_, leaky, couplings), needs = constants, list(needs)
+    (_, *constants, couplings), needs = constants, list(needs)
     if grad is None:
         grad = torch.zeros_like(sums[0])
     if grad_couplings is None or not couplings:
-        du, dweight, dbias = backward(grad, u, weight, *kept, leaky, needs)
+        du, dweight, dbias = backward(grad, u, weight, *kept, *constants, needs)
     else:  # rare: a loss on the couplings themselves
-        du, dweight, dbias = chunked.backward_operator(grad, grad_couplings, u, weight, sums, leaky, needs)
+        du, dweight, dbias = chunked.backward_operator(grad, grad_couplings, u, weight, sums, *constants, needs)
     return du, dweight, None if bias is None else dbias.to(bias.dtype)
 
 
 def _reference(
-    u: Tensor, weight: Tensor, bias: Optional[Tensor], iterations: int, leaky: bool, couplings: bool
+    u: Tensor,
+    weight: Tensor,
+    bias: Optional[Tensor],
+    iterations: int,
+    leaky: bool,
+    inverse_temperature: float,
+    couplings: bool,
 ) -> tuple[Tensor, Tensor]:
-    poses, coupled = reference.dynamic_routing(u, weight, iterations, bias, leaky)
+    poses, coupled = reference.dynamic_routing(u, weight, iterations, bias, leaky, inverse_temperature)
     return poses, coupled if couplings else coupled.new_empty(0)
 
 

@@ -9,7 +9,12 @@ from torchcaps.ops.squash import at_least_float32, no_autocast, squash
 
 
 def dynamic_routing(
-    u_BIK: Tensor, weight_IJDK: Tensor, iterations: int, bias_JD: Tensor | None, leaky: bool
+    u_BIK: Tensor,
+    weight_IJDK: Tensor,
+    iterations: int,
+    bias_JD: Tensor | None,
+    leaky: bool,
+    inverse_temperature: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
     """Children vote for parents and route themselves to those that agree.
 
@@ -19,18 +24,21 @@ def dynamic_routing(
         iterations: number of routing iterations.
         bias_JD: (J, D) added to each parent's sum before it is squashed.
         leaky: see `couple`.
+        inverse_temperature: factor of the agreement; 1 in the paper.
 
     Returns:
         (B, J, D) poses of the parents, (B, I, J) couplings of the last iteration.
     """
     with no_autocast(u_BIK):
         votes_BIJD = torch.einsum("ijdk,bik->bijd", at_least_float32(weight_IJDK), at_least_float32(u_BIK))
-    poses_BJD, couplings_BIJ = route_votes(votes_BIJD, iterations, bias_JD, leaky)
+    poses_BJD, couplings_BIJ = route_votes(votes_BIJD, iterations, bias_JD, leaky, inverse_temperature)
     dtype = torch.promote_types(u_BIK.dtype, weight_IJDK.dtype)
     return poses_BJD.to(dtype), couplings_BIJ.to(dtype)
 
 
-def route_votes(votes_BIJD: Tensor, iterations: int, bias_JD: Tensor | None, leaky: bool) -> tuple[Tensor, Tensor]:
+def route_votes(
+    votes_BIJD: Tensor, iterations: int, bias_JD: Tensor | None, leaky: bool, inverse_temperature: float = 1.0
+) -> tuple[Tensor, Tensor]:
     """Run Procedure 1 on given votes (B, I, J, D); gradients flow through every iteration.
 
     Returns:
@@ -45,7 +53,8 @@ def route_votes(votes_BIJD: Tensor, iterations: int, bias_JD: Tensor | None, lea
             couplings_BIJ = couple(logits_BIJ, leaky)
             poses_BJD = squash(torch.einsum("bij,bijd->bjd", couplings_BIJ, votes_BIJD) + bias_JD)
             if iteration < iterations - 1:
-                logits_BIJ = logits_BIJ + torch.einsum("bijd,bjd->bij", votes_BIJD, poses_BJD)
+                agreement_BIJ = torch.einsum("bijd,bjd->bij", votes_BIJD, poses_BJD)
+                logits_BIJ = logits_BIJ + inverse_temperature * agreement_BIJ
     return poses_BJD.to(dtype), couplings_BIJ.to(dtype)
 
 
