@@ -7,7 +7,7 @@ from torch.nn import functional
 from torchcaps.capsules import Capsules
 from torchcaps.errors import UserError
 from torchcaps.layers import ConvCaps2d, DeconvCaps2d, DenseCaps, MatrixConvCaps2d, PrimaryCaps
-from torchcaps.ops import squash
+from torchcaps.ops import local_routing, squash
 from torchcaps.ops.dispatch import using
 
 
@@ -77,7 +77,11 @@ def test_couplings_carry_no_gradient(kind):
 @pytest.mark.parametrize("backend", ["reference", "chunked"])
 def test_couplings_of_every_path_carry_no_gradient(backend):
     with using(backend):
-        assert not ConvCaps2d(2, 3, 2, 4)(torch.randn(1, 2, 3, 6, 6), return_couplings=True)[1].requires_grad
+        layer, children = ConvCaps2d(2, 3, 2, 4), torch.randn(1, 2, 3, 6, 6)
+        assert not layer(children, return_couplings=True)[1].requires_grad
+        routed = local_routing(children, layer.weight, layer.bias, return_couplings=True)
+        assert routed.poses.requires_grad
+        assert not routed.couplings.requires_grad
 
 
 @pytest.mark.parametrize(("T", "J", "E"), [(8, 8, 16), (32, 4, 8), (16, 32, 16)])

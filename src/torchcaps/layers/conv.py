@@ -87,9 +87,7 @@ class _Local(nn.Module):
         iterations = 1 if self.routing == "uniform" else self.iterations
         routed = local_routing(pose, self.weight, bias, iterations, self.window, return_couplings=return_couplings)
         parents = Capsules(routed.poses)
-        if not return_couplings:
-            return parents
-        return parents, None if routed.couplings is None else routed.couplings.detach()
+        return (parents, routed.couplings) if return_couplings else parents
 
     def extra_repr(self) -> str:
         return (

@@ -57,7 +57,7 @@ def local_routing(
         route = operators.route.reference if backend == "reference" else operators.route
         numbers = [int(each) for each in window]
         poses, couplings = route(pose, weight, wide, numbers, iterations, return_couplings, backend == "fused")
-    return Routed(poses.to(dtype), None, couplings if return_couplings else None)
+    return Routed(poses.to(dtype), None, couplings.detach() if return_couplings else None)
 
 
 def _check(pose: Tensor, weight: Tensor, bias: Tensor, iterations: int, window: Window) -> None:
