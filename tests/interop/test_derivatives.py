@@ -11,6 +11,7 @@ from torch.autograd import forward_ad, functional
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vmap
 from torch.utils.checkpoint import checkpoint
 
+from torchcaps.capsules import Capsules
 from torchcaps.ops import dispatch
 from torchcaps.ops.dispatch import using
 
@@ -95,6 +96,32 @@ def test_checkpointing_changes_nothing(name, reentrant):
     checkpointed = Numbers(module.layer)
     checkpointed.forward = lambda x: checkpoint(module, x, use_reentrant=reentrant)
     close(gradients(checkpointed, x), expected)
+
+
+UNSEEN = pytest.mark.xfail(strict=True, reason="torch.utils.checkpoint looks for tensors among the arguments only")
+
+
+@pytest.mark.parametrize(
+    ("how", "reentrant"),
+    [("capsules", False), pytest.param("capsules", True, marks=UNSEEN), ("tensors", False), ("tensors", True)],
+)
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True")
+def test_a_layer_between_others_is_checkpointed(how, reentrant):
+    module, x = double("stack")
+    first, second, third = module.layer
+    expected = gradients(module, x)
+
+    def forward(x):
+        below = first(x)
+        if how == "capsules":
+            capsules = checkpoint(second, below, use_reentrant=reentrant)
+        else:
+            capsules = checkpoint(lambda *tensors: second(Capsules(*tensors)), *below, use_reentrant=reentrant)
+        parents = third(capsules)
+        return parents.pose, parents.activation
+
+    module.forward = lambda x: forward(0.5 * x)
+    close(gradients(module, x), expected)
 
 
 @every
