@@ -123,6 +123,14 @@ def test_a_plain_pair_becomes_capsules():
     assert torch.equal(as_capsules((POSE,)).activation, length(POSE))
 
 
+@pytest.mark.parametrize(
+    ("pose", "activation"), [((2, 3, 4), (2, 5)), ((2, 3, 4), (2, 3, 1)), ((2, 3, 4, 5, 5), (2, 3, 5))]
+)
+def test_an_activation_of_other_capsules_is_refused(pose, activation):
+    with pytest.raises(ValueError, match=r"DenseCaps: expected one activation for each capsule, \(2, 3.*, got \(2, "):
+        as_capsules(Capsules(torch.randn(pose), torch.rand(activation)), "DenseCaps")
+
+
 def test_an_array_is_refused_with_the_fix():
     with pytest.raises(TypeError, match="got ndarray; convert arrays with torch.as_tensor"):
         as_capsules(np.zeros((2, 3, 4)))

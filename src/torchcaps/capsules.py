@@ -80,7 +80,13 @@ def as_capsules(value: Capsules | Tensor | tuple[Tensor, Tensor | None], name: s
             f"{name}: expected Capsules or a tensor of poses, got {type(value).__name__}; convert arrays with "
             "torch.as_tensor"
         )
-    check_floats(name, poses=capsules[0], activation=capsules[1] if len(capsules) > 1 else None)
+    pose, activation = capsules[0], capsules[1] if len(capsules) > 1 else None
+    check_floats(name, poses=pose, activation=activation)
+    if activation is not None and activation.shape != (expected := (*pose.shape[:2], *pose.shape[3:])):
+        raise ValueError(
+            f"{name}: expected one activation for each capsule, {tuple(expected)} for poses of shape "
+            f"{tuple(pose.shape)}, got {tuple(activation.shape)}"
+        )
     return capsules
 
 
