@@ -66,6 +66,10 @@ def test_reconstruction_is_one_sum_an_example():
     images = torch.zeros(2, 3, 4, 5)
     reconstruction = torch.stack([torch.full((3, 4, 5), 0.5), torch.zeros(3, 4, 5)])
     assert reconstruction_loss(reconstruction, images).tolist() == [15.0, 0.0]
+    with pytest.raises(
+        TypeError, match="reconstruction_loss: images must hold floating-point numbers, got torch.uint8"
+    ):
+        reconstruction_loss(reconstruction, images.to(torch.uint8))
 
 
 def test_cross_entropy_of_ids_and_of_multi_hot():

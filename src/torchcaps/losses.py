@@ -92,6 +92,7 @@ def reconstruction_loss(reconstruction: Tensor, images: Tensor) -> Tensor:
     """
     if reconstruction.shape != images.shape:
         raise ValueError(f"reconstruction_loss: shapes differ, {tuple(reconstruction.shape)} and {tuple(images.shape)}")
+    check_floats("reconstruction_loss", reconstruction=reconstruction, images=images)
     return (reconstruction - images).square().flatten(1).sum(-1)
 
 
