@@ -58,7 +58,16 @@ def old_spectral_norm(model):
     return model
 
 
-CHANGES = [compiled, compiled_layer, compiled_twice, weight_norm, pruned, old_weight_norm, old_spectral_norm]
+CHANGES = [
+    compiled,
+    compiled_layer,
+    compiled_twice,
+    nn.DataParallel,
+    weight_norm,
+    pruned,
+    old_weight_norm,
+    old_spectral_norm,
+]
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda each: each.__name__)

@@ -35,7 +35,7 @@ def unwrapped(model: Any) -> ImageModel:
 
 def _inner(model: Any) -> Any:
     """What a wrapper wraps; None if this is none."""
-    if isinstance(model, nn.parallel.DistributedDataParallel):
+    if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
         return model.module
     if isinstance(model, nn.Module):
         return getattr(model, COMPILED, None)
