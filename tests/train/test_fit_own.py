@@ -268,6 +268,14 @@ IMAGES, LABELS = stripes(16)
         (logits(), (Endless(),), {}, "an epoch of this data has no end"),
         (logits(), (DataLoader(tensors()),), {"validation": 0.5}, "a DataLoader holds nothing out"),
         (logits(), (TensorDataset(torch.zeros(4, 1, 12, 12)),), {}, r"must be pairs \(images, labels\)"),
+        (
+            logits(),
+            (DataLoader(tensors(), batch_size=None),),
+            {},
+            r"labels of shape \(\): give the DataLoader a batch_size",
+        ),
+        (logits(), (IMAGES, LABELS), {"loss": lambda answers, targets: answers.detach().sum(1)}, "has no gradient"),
+        ("capsnet_small", (torch.zeros(16, 12, 12, dtype=torch.complex64), LABELS), {}, "images must be real numbers"),
         (create_model("capsnet_small", image_shape=(1, 14, 14)), (IMAGES, LABELS), {}, "the model takes images of"),
     ],
 )

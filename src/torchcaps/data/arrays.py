@@ -102,6 +102,8 @@ def _as_pixels(images: Tensor, scaled: bool) -> Tensor:
     images = _channels_first(images[:, None] if images.ndim == 3 else images)
     if images.dtype == torch.bool:
         return images.float()
+    if images.is_complex():
+        raise UserError("fit: images must be real numbers, got complex ones: give images.real or images.abs()")
     check_images(images, scaled=scaled)
     return images.float() if images.is_floating_point() else images.to(torch.uint8)
 

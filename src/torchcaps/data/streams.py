@@ -188,7 +188,12 @@ def read_batch(batch: Any) -> tuple[Tensor, Tensor]:
     if not (pair and all(torch.is_tensor(each) for each in batch)):
         raise UserError("fit: the items of a Dataset, and the batches of a DataLoader, must be pairs (images, labels)")
     images, targets = batch
-    if len(images) != len(targets) or targets.ndim not in (1, 2):
+    if images.ndim == 0 or targets.ndim == 0:
+        raise UserError(
+            f"fit: a batch has images of shape {tuple(images.shape)} and labels of shape {tuple(targets.shape)}: give "
+            "the DataLoader a batch_size"
+        )
+    if len(images) != len(targets) or targets.ndim > 2:
         raise UserError(
             f"fit: a batch has {len(images)} images and labels of shape {tuple(targets.shape)}: give one class id, or "
             "one row of 0 and 1, for each image"

@@ -36,4 +36,6 @@ class GivenLossTask(ClassificationTask):
         if not torch.is_tensor(value) or value.shape not in ((), (len(targets),)):
             shape = tuple(value.shape) if torch.is_tensor(value) else type(value).__name__
             raise UserError(f"fit: the loss must return one value, or one for each example, got {shape}")
+        if torch.is_grad_enabled() and not value.requires_grad:
+            raise UserError("fit: the loss has no gradient: compute it of the answers, without detach() and argmax()")
         return {"criterion": value.expand(len(targets))}
