@@ -13,6 +13,7 @@ import types
 from pathlib import Path
 
 import pytest
+import torch
 import typer.main
 from PIL import Image
 
@@ -302,6 +303,27 @@ def test_the_settings_that_pages_name_are_settings():
             named += len(settings := re.findall(r"--set ([\w.]+=[^\s`]+)", rest))
             load_recipe(recipe, settings)
     assert named >= 5
+
+
+def test_pose_capsules_from_python_run_as_the_page_says():
+    (example,) = blocks(DOCS / "posecaps.md", "python")
+    found = {"torchcaps": torchcaps, "images": torch.rand(2, 1, 28, 28)}
+    exec(compile(example, "docs/posecaps.md", "exec"), found)
+    assert found["out"].placement.angle.shape == (2, 10)
+
+
+def test_a_scene_is_parsed_as_the_page_says():
+    (example,) = blocks(DOCS / "inverse-graphics.md", "python")
+    found: dict = {}
+    exec(compile(example, "docs/inverse-graphics.md", "exec"), found)
+    assert found["found"].parts
+    assert found["new"].class_names == found["data"].class_names
+
+
+def test_layers_share_the_interface_that_the_page_shows():
+    names = {"torchcaps": torchcaps, "children": torch.randn(2, 1152, 8)}
+    exec(compile(blocks(DOCS / "routing.md", "python")[0], "docs/routing.md", "exec"), names)
+    assert names["couplings"].shape == (2, 1152, 10)
 
 
 def test_an_exported_model_runs_as_the_page_says(tmp_path, monkeypatch):
