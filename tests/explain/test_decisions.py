@@ -39,6 +39,15 @@ def test_parts_that_decide_without_changing_the_answer():
     assert "Most parts decide, but not the answer: cat" in describe_decision(found, ["cat", "dog"])
 
 
+def test_a_class_that_is_present_only_after_routing():
+    found = decide(trace([EQUAL, FIRST, FIRST], [[0.2, 0.1], [0.6, 0.1], [0.9, 0.1]]))
+    assert (found.kind, found.present_at) == ("present", 2)
+    words = describe_decision(found, ["cat", "dog"])
+    assert words.startswith("Routing decides that there is a cat: with equal couplings, at iteration 1, its capsule is")
+    assert "only 0.20 long and no class is present. As votes that agree are coupled more, it grows to 0.90." in words
+    assert decide(trace([EQUAL, FIRST], [[0.2, 0.1], [0.4, 0.1]])).kind == "parts"  # never present
+
+
 def test_an_answer_that_changes_is_told_with_the_iteration_that_changed_it():
     found = decide(trace([EQUAL, EQUAL, FIRST], [[0.6, 0.7], [0.6, 0.7], [0.7, 0.1]]))
     assert (found.kind, found.changed_at) == ("changed", 3)

@@ -131,9 +131,11 @@ def shipped():
 
 
 def test_extra_models_are_served_with_the_shipped_one(shipped):
-    extra = [name for name in ("capsnet-multimnist", "cnn-mnist") if name in shipped_models()]
+    extra = [name for name in ("capsnet-multimnist", "cnn-mnist", "capsnet-mnist-routing") if name in shipped_models()]
     assert [each.name for each in shipped] == ["capsnet-mnist", *extra]
     assert "cnn-mnist" in extra
+    assert [each.role for each in shipped] == ["main", "overlap", "comparison", "routing"]
+    assert [each.role for each in load_models("capsnet-mnist-routing")] == ["main", "overlap", "comparison"]
     assert shipped[0].card["error"] < 0.005
 
 
@@ -141,7 +143,7 @@ def test_extra_models_are_served_with_the_shipped_one(shipped):
 def test_models_trained_on_pairs_are_marked(shipped):
     (alone,) = load_models("capsnet-multimnist")
     assert alone.describe().pairs
-    assert [each.describe().pairs for each in shipped] == [False, True, False]
+    assert [each.describe().pairs for each in shipped] == [False, True, False, False]
 
 
 @pytest.mark.parametrize(("paper", "pen"), [(255, 0), (235, 30), (200, 40), (255, 130)])

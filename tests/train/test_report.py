@@ -134,7 +134,7 @@ def test_couplings_that_decide_little_are_said_to(digits):
 
 
 def test_couplings_that_decide_are_not_called_undecided():
-    decided = Decision([1, 2], 0.1, 90, 100, 0.1, True)
+    decided = Decision([1, 2], [0.3, 0.9], 0.1, 90, 100, 0.1, True)
     told = describe_decisions([decided] * 3)
     assert told.startswith("Of the first 3 test images, routing changes the longest class of 3; ")
     assert "10.0 % undecided" in told

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from torchcaps.explain.votes import RoutingTrace
 
+PRESENT = 0.5  # length from which a class is present
 LITTLE = 0.5  # share of the parts that decide; below, and with few answers changed, couplings decide little
 
 
@@ -15,6 +16,7 @@ class Decision(NamedTuple):
 
     Attributes:
         winners: the longest class of each iteration.
+        lengths: of the last winner, in each iteration.
         undecided: normalised entropy of the last couplings: 1 if uniform, 0 if each part chose one class.
         decided: the number of parts that give more than half of their coupling to one class.
         parts: the number of parts.
@@ -23,6 +25,7 @@ class Decision(NamedTuple):
     """
 
     winners: list[int]
+    lengths: list[float]
     undecided: float
     decided: int
     parts: int
@@ -36,10 +39,22 @@ class Decision(NamedTuple):
         return changes[-1] if changes else None
 
     @property
+    def present_at(self) -> int | None:
+        """The first iteration, counted from 1, in which the winner is present; None if always or never."""
+        present = [length > PRESENT for length in self.lengths]
+        return present.index(True) + 1 if present[-1] and not present[0] else None
+
+    @property
     def kind(self) -> str:
-        """changed: routing changed the longest class; parts: at least half of the parts decide; none: neither."""
+        """What routing decided.
+
+        changed: the longest class; present: that it is present at all; parts: at least half of the parts decide; none:
+        nothing of these.
+        """
         if self.changed_at is not None:
             return "changed"
+        if self.present_at is not None:
+            return "present"
         return "parts" if 2 * self.decided >= self.parts else "none"
 
 
@@ -50,6 +65,7 @@ def decide(trace: RoutingTrace) -> Decision:
     total = float(support_I.sum())
     return Decision(
         winners=winners,
+        lengths=trace.lengths[:, winners[-1]].tolist(),
         undecided=float(trace.entropy[-1]),
         decided=round(float(trace.decided[-1]) * len(trace.parts)),
         parts=len(trace.parts),
@@ -65,6 +81,12 @@ def describe_decision(found: Decision, class_names: Sequence[str]) -> str:
     if found.kind == "changed":
         told = f"Routing changes the answer: {first} is longest at iteration 1{equal}, {last} from iteration "
         told += f"{found.changed_at} on."
+    elif found.kind == "present":
+        told = f"Routing decides that there is a {last}: with equal couplings, at iteration 1, its capsule is only "
+        told += (
+            f"{found.lengths[0]:.2f} long and no class is present. As votes that agree are coupled more, it grows to "
+        )
+        told += f"{found.lengths[-1]:.2f}."
     else:
         head = "Most parts decide, but not the answer" if found.kind == "parts" else "The couplings decide little here"
         stays = ", and stays so" if steps > 1 else ""
@@ -82,12 +104,15 @@ def describe_decisions(found: Sequence[Decision]) -> str:
     """Say in words what the couplings of several images decide, and whether that is little."""
     n = len(found)
     changed = sum(each.changed_at is not None for each in found)
+    emerged = sum(each.kind == "present" for each in found)
     undecided = sum(each.undecided for each in found) / n
     parts = sum(each.decided for each in found) / sum(each.parts for each in found)
-    told = "The couplings decide little in this network. " if 10 * changed < n and parts < LITTLE else ""
+    little = 10 * (changed + emerged) < n and parts < LITTLE
+    told = "The couplings decide little in this network. " if little else ""
+    grown = f", and of {emerged} it is present only after routing" if emerged else ""
     images = f"the first {n} test image{'s' if n > 1 else ''}"
     return (
         f"{told}Of {images}, routing changes the longest class of {changed}; in the others it is the longest from "
-        f"iteration 1 on. On average the couplings are {100 * undecided:.1f} % undecided (100 %: all equal), and "
-        f"{100 * parts:.1f} % of the parts give more than half of their coupling to one class."
+        f"iteration 1 on{grown}. On average the couplings are {100 * undecided:.1f} % undecided (100 %: all equal), "
+        f"and {100 * parts:.1f} % of the parts give more than half of their coupling to one class."
     )

@@ -118,7 +118,7 @@ class ModelResponse(Response):
         Field(description="Whether it takes white ink on black, as drawn on the page; other images stay as they are."),
     ]
     examples: Examples
-    role: Literal["main", "overlap", "comparison"]
+    role: Literal["main", "overlap", "comparison", "routing"]
     pairs: Annotated[bool, Field(description="Whether the model was trained on overlapping pairs of digits.")]
     card: Annotated[dict[str, Any], Field(description="The model card: how it was trained. Empty if it has none.")]
     meanings: list[list[Meaning]] | None

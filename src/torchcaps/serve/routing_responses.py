@@ -46,9 +46,10 @@ class Finding(Response):
     """What routing decides for this image, with the model's own number of iterations (or fewer, if fewer were run)."""
 
     kind: Annotated[
-        Literal["changed", "parts", "none"],
+        Literal["changed", "present", "parts", "none"],
         Field(
-            description="changed: routing changed the longest class. parts: half of the parts decide. none: neither."
+            description="What routing decided. changed: the longest class. present: that this class is present at all. "
+            "parts: half of the parts decide. none: nothing of these."
         ),
     ]
     sentence: str

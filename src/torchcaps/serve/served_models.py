@@ -21,9 +21,11 @@ from torchcaps.predict import familiarity_threshold
 from torchcaps.serve import pictures, requests, responses
 from torchcaps.serve.examples import DIGIT_SOURCES, NOT_LOADED, ExampleImages, find_examples
 
-Role = Literal["main", "overlap", "comparison"]
+Role = Literal["main", "overlap", "comparison", "routing"]
 PAIRS_SOURCE = "multimnist"  # the data source with two digits per image
 EXTRA_MODELS: tuple[tuple[str, Role], ...] = (("capsnet-multimnist", "overlap"), ("cnn-mnist", "comparison"))
+UNDECIDED = "capsnet-mnist"  # its couplings stay nearly equal, so another network shows what routing is
+ROUTING_MODEL = "capsnet-mnist-routing"
 
 
 class DigitStyle(NamedTuple):
@@ -56,7 +58,7 @@ class ServedModel:
     Attributes:
         name: Its name in the API.
         model: The model, in evaluation mode.
-        role: main, overlap (for two digits), or comparison.
+        role: main, overlap (for two digits), comparison, or routing (on the panel of that name).
         card: Its model card.
         meanings: For each class and dimension, the image property that the dimension correlates with.
         examples: Images of the kind that it was trained on.
@@ -178,13 +180,17 @@ class ServedModel:
 
 
 def load_models(name: str) -> list[ServedModel]:
-    """Load a model; if it was trained on MNIST, also the shipped models for overlapping digits and comparison."""
+    """Load a model; if it was trained on MNIST, also the shipped models for overlapping digits and comparison.
+
+    With the shipped network whose couplings decide little, also one whose couplings decide.
+    """
     main = load_model(name, "main")
     check_explorable(main)
     main = replace(main, examples=find_examples(main.model, main.source))
     served_models = [main]
     if main.source == "mnist":
-        shipped = [(other, role) for other, role in EXTRA_MODELS if other in shipped_models() and other != main.name]
+        wanted = [*EXTRA_MODELS, *([(ROUTING_MODEL, "routing")] if name == UNDECIDED else [])]
+        shipped = [(other, role) for other, role in wanted if other in shipped_models() and other != main.name]
         extra = [load_model(other, role) for other, role in shipped]
         shape = main.model.image_shape
         served_models += [each for each in extra if each.role == "overlap" or each.model.image_shape == shape]

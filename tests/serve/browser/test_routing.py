@@ -36,19 +36,36 @@ def numbers(text):
     return [float(word.replace("−", "-").replace(",", "")) for word in re.findall(r"−?\d[\d,]*\.?\d*", text)]
 
 
-def test_couplings_that_do_not_decide_are_said_not_to(routing):
+def test_the_panel_asks_a_network_whose_couplings_decide(routing):
     page = routing()
     answer = answer_of(page)
     finding = answer["finding"]
+    assert answer["model"] == "capsnet-mnist-routing"
     assert finding["winners"] == [5, 5, 5]
-    assert finding["undecided"] > 0.9
+    first, *_, last = (step["lengths"][5] for step in answer["steps"][:3])
+    assert first < 0.3
+    assert last > 0.9
     said = page.locator("#finding")
     expect(said).to_have_text(finding["sentence"])
-    expect(said).to_contain_text("The couplings decide little here: 5 is longest already at iteration 1")
+    expect(said).to_contain_text("Routing decides that there is a 5: with equal couplings")
     expect(said).to_contain_text(f"{100 * finding['undecided']:.1f} % undecided")
-    expect(said).to_have_attribute("data-kind", "none")
+    expect(said).to_have_attribute("data-kind", "present")
+    expect(page.locator("#routing-network")).to_contain_text("This panel asks the network capsnet-mnist-routing.")
     page.get_by_role("button", name="Clear").first.click()
     expect(said).to_be_empty()
+
+
+def test_couplings_that_do_not_decide_are_said_not_to(browser):
+    """A network of the user's own shows its own routing."""
+    with serving("capsnet-digits") as url:
+        page = browser.new_page()
+        page.goto(f"{url}#routing")
+        page.locator("#examples button").first.click()
+        said = page.locator("#finding")
+        expect(said).to_contain_text("The couplings decide little here")
+        expect(said).to_have_attribute("data-kind", "none")
+        expect(page.locator("#routing-network")).to_be_hidden()
+        page.close()
 
 
 def test_an_answer_that_routing_changes_is_said_to_be_changed(open_page):
@@ -233,8 +250,8 @@ def test_the_picture_of_the_network_has_the_numbers_of_the_model(routing):
     page = routing()
     captions = page.locator("#network figcaption").evaluate_all("(all) => all.map((each) => each.innerText)")
     assert numbers(captions[0]) == [28, 28]
-    assert numbers(captions[1]) == [1152, 32, 6, 6, 8]
-    assert numbers(captions[2]) == [11520, 16, 1_474_560]
+    assert numbers(captions[1]) == [800, 8, 10, 10, 8]
+    assert numbers(captions[2]) == [8000, 16, 1_024_000]
     assert numbers(captions[3]) == [10, 16]
     assert page.locator("#network image").get_attribute("href").startswith("data:image/png;base64,")
     radii = "(dots) => dots.map((dot) => Number(dot.getAttribute('r')))"
@@ -274,7 +291,7 @@ def test_words_are_explained_where_they_stand(routing):
         expect(tip).to_be_hidden()
     words.first.hover()
     expect(page.locator(".meaning-tip:visible")).to_have_text(
-        "A capsule of the first layer: 8 numbers computed from 17 × 17 pixels. "
+        "A capsule of the first layer: 8 numbers computed from 9 × 9 pixels. "
         "Its length says how clearly the network sees there what the part stands for."
     )
 

@@ -57,6 +57,7 @@ async function start() {
   const page = {
     model: main, overlap: byRole("overlap") ?? (main.pairs && main.decoder ? main : null),
     comparison: byRole("comparison"),
+    routing: byRole("routing") ?? main,      // whose couplings the Routing panel shows
     image: null,         // the image to predict; null while nothing is drawn
     answer: null,        // the response of /api/predict to it
     failed,

@@ -13,7 +13,7 @@ const ITERATIONS = 10;      // that can be chosen
 const STEP_MS = 900;        // from one to the next while they play
 
 export function routingPanel(page) {
-  const { classes, grid, iterations: own, image: { height, width } } = page.model;
+  const { classes, grid, iterations: own, image: { height, width } } = page.routing;
   const [slider, play, off] = [$("iteration"), $("play"), $("routing-off")];
   const canvas = $("heat").querySelector("canvas");
   const frame = h("span", { class: "frame", hidden: true });
@@ -30,11 +30,14 @@ export function routingPanel(page) {
 
   let playing = null;        // the timer of the play button
 
+  $("routing-network").hidden = page.routing === page.model;
+  $("routing-network").textContent = `This panel asks the network ${page.routing.name}. In its training agreement counts a hundred times, `
+    + `so that couplings decide. Those of ${page.model.name}, which answers on the other panels, decide little.`;
   slider.max = ITERATIONS;
   slider.value = own;
-  const network = networkPicture($("network"), page.model);
+  const network = networkPicture($("network"), page.routing);
   const planes = new VotePlanes($("planes"), classes, ({ type, row, column }) => choose({ type, row, column }));
-  explainWords($("panel-routing"), meaningsFor(page.model));
+  explainWords($("panel-routing"), meaningsFor(page.routing));
 
   const bars = classBars($("routing-classes"), classes, (index, how) => {
     if (how === "pin") pinned = pinned === index ? null : index;
@@ -71,7 +74,7 @@ export function routingPanel(page) {
   }, page.failed);
 
   const samePart = (a, b) => a !== null && a.type === b.type && a.row === b.row && a.column === b.column;
-  const request = () => page.image && route({ image: page.image, model: page.model.name,
+  const request = () => page.image && route({ image: page.image, model: page.routing.name,
     iterations: ITERATIONS, part: part.type === null ? null : part });
 
   function longestType({ row, column }) {
