@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from torchcaps.data import register_data
     from torchcaps.detection import detect
     from torchcaps.errors import UserError
+    from torchcaps.estimator import CapsClassifier
     from torchcaps.layers import register_routing
     from torchcaps.models import create_model, list_models, load, register_model, save
     from torchcaps.train.fit import fit
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 # Loaded when first used, so that `import torchcaps` costs little more than `import torch`.
 _LAZY = {
+    "CapsClassifier": "torchcaps.estimator",
     "Capsules": "torchcaps.capsules",
     "UserError": "torchcaps.errors",
     "create_model": "torchcaps.models",
@@ -36,6 +38,7 @@ _LAZY = {
 _LAZY_MODULES = ("explain", "layers", "losses", "models", "ops", "testing")
 
 __all__ = [
+    "CapsClassifier",
     "Capsules",
     "UserError",
     "__version__",
