@@ -6,6 +6,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,7 +24,8 @@ from torchcaps.data.datasets.smallnorb import read_matrix
 from torchcaps.data.images import load_image
 from torchcaps.data.listing import list_folder
 from torchcaps.data.mask_folder import read_picture
-from torchcaps.errors import UserError
+from torchcaps.data.tar_shards import list_shards
+from torchcaps.errors import UnreadableImage, UserError
 from torchcaps.exchange.convert import convert
 from torchcaps.io.npy import read_npy
 from torchcaps.models import load
@@ -131,6 +133,18 @@ def _table(path: Path) -> None:
     assert len(set(listing.class_names)) == len(listing.class_names) > 1
 
 
+def _shard(path: Path) -> None:
+    (listing,) = list_shards(str(path)).values()
+    assert len(listing) == len(listing.targets) > 0
+    assert 0 <= int(listing.targets.min()) <= int(listing.targets.max()) < len(listing.class_names)
+    for number in range(len(listing)):
+        content = listing.images.read(number)
+        assert len(content) <= path.stat().st_size
+        assert listing.images.name(number).is_relative_to(path)
+        with suppress(UnreadableImage):
+            assert listing.decode(number, (5, 4), 3).shape[1:] == (5, 4)
+
+
 def _model(path: Path) -> None:
     model = load(path)
     saved = load_bytes(path.read_bytes())
@@ -184,6 +198,8 @@ _JSON = (
 _NPY = b"descr fortran_order shape True False ( ) , '|O' '<f8' '>i4' -1 99999999999 1e3 {} None"
 _PICKLE = b"state_dict conv1.weight digitcaps.weight torch._utils _rebuild_tensor_v2 os system R . t ( K PK"
 
+_TAR = b"ustar 0001.jpg 0001.cls 0002.json .cls .png ../ / label 7777777777 SCHILY.realsize GNU.sparse.size=9 size=99"
+
 TARGETS = {
     target.name: target
     for target in (
@@ -199,6 +215,7 @@ TARGETS = {
         Target(
             "table", "labels.csv", seeds.table, _table, (b"file", b"label", b";", b'"', b"\r", b"\n", b"a.png", b"../")
         ),
+        Target("shard", "shard.tar", seeds.shard, _shard, tuple(_TAR.split())),
         Target("model", "weights.safetensors", seeds.model, _model, tuple(_JSON.split())),
         Target("port", "foreign-weights.pt", seeds.port, _port, tuple(_PICKLE.split())),
         Target("checkpoint", LAST, _checkpoint_seeds, _checkpoint, tuple(_JSON.split())),

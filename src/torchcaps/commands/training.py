@@ -16,7 +16,10 @@ def train(
     recipe: Annotated[str | None, typer.Argument(help="A recipe's name or YAML file; see `torchcaps list`.")] = None,
     data: Annotated[
         str | None,
-        typer.Option(help="An image folder or CSV, a folder of images/ and masks/, or a data set's name."),
+        typer.Option(
+            help="An image folder or CSV, a folder of images/ and masks/, tar shards as in 'train-{000..009}.tar', "
+            "a folder of save_to_disk, or a data set's name."
+        ),
     ] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Override a setting: train.epochs=3")] = None,
     out_: Annotated[

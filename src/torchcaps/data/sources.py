@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -20,16 +21,20 @@ from torchcaps.data.datasets.shapes.parts import PARTS
 from torchcaps.data.datasets.shapes.sets import shapes_splits
 from torchcaps.data.datasets.smallnorb import SIDE, VALIDATION_TOY, smallnorb_splits
 from torchcaps.data.download import REMOTES, dataset_folder, fetch
+from torchcaps.data.encoded import load_encoded
 from torchcaps.data.folder import load_folder
 from torchcaps.data.formats.idx import read_idx_pair
+from torchcaps.data.hugging_face import is_saved_dataset, list_saved
 from torchcaps.data.images import check_channels, check_size, resize_images, set_channels
 from torchcaps.data.mask_folder import is_mask_folder
 from torchcaps.data.mask_sources import MASK_SOURCES, MaskOptions
 from torchcaps.data.split import SplitOptions, split_dataset
+from torchcaps.data.tar_shards import is_shards, list_shards
 from torchcaps.errors import UserError, did_you_mean
 from torchcaps.registry import Registry
 
 Size = tuple[int, int] | None
+NEED_PATH = ("folder", "shards", "hugging-face")
 DIGIT_NAMES = tuple("0123456789")
 FASHION_NAMES = (
     *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
@@ -55,8 +60,9 @@ def load_data(
 
     Args:
         source: a name in SOURCES, or in MASK_SOURCES for images with masks.
-        path: the folder (or CSV file) of "folder", or the folder of "pairs"; for other sources, the folder of their
-            files, if that is not the data folder.
+        path: the folder (or CSV file) of "folder", or the folder of "pairs"; the tar files of "shards", as in
+            train-{000..009}.tar; the folder of "hugging-face" that `save_to_disk` has written; for other sources, the
+            folder of their files, if that is not the data folder.
         image_size: pixels a side, or (H, W); None keeps the size of the source (an image folder: 32).
         channels: 1 or 3; None keeps those of the source.
         validation: fraction (below 1) or number of images held out from training; 0 for none.
@@ -84,11 +90,15 @@ def load_data(
 
 
 def named_data(text: str) -> tuple[str, str | None]:
-    """Return the (source, path) that `--data TEXT` stands for: a folder of images or of pairs, a CSV file, or
-    the name of a data set."""
+    """Return the (source, path) that `--data TEXT` stands for: a folder of images or of pairs, a CSV file, tar shards,
+    a folder that `save_to_disk` has written, or the name of a data set."""
+    if is_saved_dataset(Path(text)):
+        return "hugging-face", str(Path(text).resolve())
+    if is_shards(text):
+        return "shards", os.path.abspath(text)
     if Path(text).exists():
         return "pairs" if is_mask_folder(Path(text)) else "folder", str(Path(text).resolve())
-    if text not in ("folder", "pairs") and (text in SOURCES or text in MASK_SOURCES):
+    if text not in (*NEED_PATH, "pairs") and (text in SOURCES or text in MASK_SOURCES):
         return text, None
     raise UserError(f"--data {text}: there is no such folder, and no data set of that name; see `torchcaps list`")
 
@@ -211,6 +221,18 @@ def _folder(path: Path | None, size: Size, channels: int | None, options: SplitO
     return load_folder(path, size, channels, options)
 
 
+def _tar_shards(path: Path | None, size: Size, channels: int | None, options: SplitOptions) -> Splits:
+    if path is None:
+        raise UserError("source='shards' needs path=, such as shards/train-{000..009}.tar")
+    return load_encoded(list_shards(str(path)), size, channels, options, "shards")
+
+
+def _hugging_face(path: Path | None, size: Size, channels: int | None, options: SplitOptions) -> Splits:
+    if path is None:
+        raise UserError("source='hugging-face' needs path=, the folder that save_to_disk has written")
+    return load_encoded(list_saved(path), size, channels, options, "hugging-face")
+
+
 _BOAT_PARTS = ("rectangle", "triangle")
 _SCENE: dict[str, Any] = {"size": 64, "turn": 180.0, "scale": (0.75, 1.25), "shift": None, "visible": 0.4}
 SHAPE_SOURCES = (
@@ -244,6 +266,8 @@ _KNOWN: dict[str, Callable[[Path | None, Size, int | None, SplitOptions], Splits
     "scattered-digits": partial(_scattered, _digits, 24),
     "scattered-mnist": partial(_scattered, _mnist, 28),
     "folder": _folder,
+    "shards": _tar_shards,
+    "hugging-face": _hugging_face,
 }
 SOURCES = Registry("data set", "register_data", _KNOWN)
 
