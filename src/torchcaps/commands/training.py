@@ -30,7 +30,9 @@ def train(
     epochs: Annotated[int | None, typer.Option(help="Passes over the training images.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of weights, order and augmentation.")] = None,
     devices: Annotated[int, typer.Option(help="Number of devices of this machine, with one process each.", min=1)] = 1,
-    nodes: Annotated[int, typer.Option(help="Number of machines; see the page on trust in the docs.", min=1)] = 1,
+    nodes: Annotated[
+        int, typer.Option(help="Number of machines; see the page on several machines in the docs.", min=1)
+    ] = 1,
     shard: Annotated[
         bool,
         typer.Option("--shard", help="Shard weights and moments among the devices, for layers too large for one."),
