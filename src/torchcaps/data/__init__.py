@@ -1,4 +1,4 @@
-"""Data sets in memory, their splits, augmentation, and loaders that make batches on a device."""
+"""Data sets in memory or in files, their splits, augmentation, and loaders that make batches on a device."""
 
 from torchcaps.data.augment import augment, centre_crop
 from torchcaps.data.dataset import Dataset, Examples, Splits, class_weights
@@ -28,6 +28,7 @@ from torchcaps.data.objects import ObjectDataset
 from torchcaps.data.register import register_data
 from torchcaps.data.segmentation import SegmentationDataset, split_segmentation, tiles
 from torchcaps.data.sources import SOURCES, load_data, named_data
+from torchcaps.data.streamed import FileImages, StreamedDataset, StreamedLoader
 
 __all__ = [
     "MASK_SOURCES",
@@ -38,12 +39,15 @@ __all__ = [
     "Dataset",
     "DeviceLoader",
     "Examples",
+    "FileImages",
     "ObjectDataset",
     "Objects",
     "Scenes",
     "SegmentationDataset",
     "ShapeParameters",
     "Splits",
+    "StreamedDataset",
+    "StreamedLoader",
     "annotate",
     "augment",
     "batches",

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
 
 from torchcaps.data.dataset import Dataset, Splits
 from torchcaps.data.datasets.affnist import affnist_like_splits, affnist_splits, expanded_splits
@@ -26,6 +27,7 @@ from torchcaps.data.images import check_channels, check_size, resize_images, set
 from torchcaps.data.mask_folder import is_mask_folder
 from torchcaps.data.mask_sources import MASK_SOURCES, MaskOptions
 from torchcaps.data.split import SplitOptions, split_dataset
+from torchcaps.data.storage import StorageOptions
 from torchcaps.errors import UserError, did_you_mean
 from torchcaps.registry import Registry
 
@@ -50,6 +52,12 @@ def load_data(
     per_class: int | None = None,
     positive: int | None = None,
     num_classes: int | None = None,
+    storage: str = "memory",
+    workers: int | None = None,
+    cache_dir: str | Path | None = None,
+    on_error: str = "stop",
+    processes: int = 1,
+    console: Console | None = None,
 ) -> Splits[Any]:
     """Load training, validation and test data: a Dataset each, or a SegmentationDataset where images have masks.
 
@@ -67,20 +75,29 @@ def load_data(
         per_class: the number of training images to keep of each class.
         positive: the value of masks that is class 1, all others being background.
         num_classes: the number of classes of masks, if not every class occurs.
+        storage, workers, cache_dir, on_error, processes, console: of an image folder; see `StorageOptions`.
     """
     if source not in SOURCES and source not in MASK_SOURCES:
         hint = "for a folder of images use source='folder' and path=" if Path(source).exists() else ""
         raise UserError(f"unknown data source {source!r}: {hint or did_you_mean(source, [*SOURCES, *MASK_SOURCES])}")
     size, folder = check_size(image_size), None if path is None else Path(path).expanduser()
     check_channels(channels)
+    kept = StorageOptions(storage, workers, cache_dir, on_error, processes, console)
+    if source != "folder" and (storage in ("cache", "stream") or on_error == "skip"):
+        raise UserError(
+            f"storage and on_error are for folders of images with classes; {source} is kept in memory: omit them"
+        )
     if source in MASK_SOURCES:
         if per_class is not None:
             raise UserError("per_class: an image with a mask has no single class; use limit")
-        options = MaskOptions(folder, size, channels, positive, num_classes, validation, test, split_seed, limit)
-        return MASK_SOURCES[source](options)
+        masks = MaskOptions(folder, size, channels, positive, num_classes, validation, test, split_seed, limit)
+        return MASK_SOURCES[source](masks)
     if positive is not None or num_classes is not None or isinstance(test, str):
         raise UserError(f"positive, num_classes and names of test images are for images with masks, not for {source}")
-    return SOURCES[source](folder, size, channels, SplitOptions(validation, test, split_seed, limit, per_class))
+    split = SplitOptions(validation, test, split_seed, limit, per_class)
+    if source == "folder":
+        return _folder(folder, size, channels, split, kept)
+    return SOURCES[source](folder, size, channels, split)
 
 
 def named_data(text: str) -> tuple[str, str | None]:
@@ -205,10 +222,16 @@ def _scattered(
     return scattered_splits(source(path, (side, side), 1, replace(options, limit=None)), options.limit)
 
 
-def _folder(path: Path | None, size: Size, channels: int | None, options: SplitOptions) -> Splits:
+def _folder(
+    path: Path | None,
+    size: Size,
+    channels: int | None,
+    options: SplitOptions,
+    storage: StorageOptions | None = None,
+) -> Splits:
     if path is None:
         raise UserError("source='folder' needs path=, the folder of images (or a .csv file)")
-    return load_folder(path, size, channels, options)
+    return load_folder(path, size, channels, options, storage)
 
 
 _BOAT_PARTS = ("rectangle", "triangle")
@@ -290,4 +313,5 @@ def convert_splits(splits: Splits, size: Size, channels: int | None) -> Splits:
 
 def _converted(data: Dataset, size: Size, channels: int | None) -> Dataset:
     images = set_channels(data.images, channels)
-    return replace(data, images=resize_images(images, size or data.image_shape[1:]))
+    resized = resize_images(images, size or data.image_shape[1:])
+    return replace(data, images=resized, digests=None)
