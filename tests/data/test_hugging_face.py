@@ -75,6 +75,15 @@ def test_splits_of_their_own_are_kept(tmp_path):
         torchcaps.fit("capsnet_small", datasets.load_from_disk(tmp_path / "saved"))
 
 
+@pytest.mark.parametrize("storage", ["cache", "stream"])
+def test_where_rows_are_kept_changes_nothing(storage, tmp_path):
+    rows(20).save_to_disk(tmp_path / "saved")
+    options = {"path": tmp_path / "saved", "image_size": 8, "cache_dir": tmp_path / "images"}
+    memory, other = load_data("hugging-face", **options), load_data("hugging-face", storage=storage, **options)
+    assert other.fingerprint() == memory.fingerprint()
+    assert torch.equal(memory.train.images, other.train.images[:])
+
+
 def test_a_stream_of_rows_is_trained_on_in_its_own_order():
     stream = rows().to_iterable_dataset(num_shards=3).shuffle(seed=0, buffer_size=4)
     model, history = torchcaps.fit("capsnet_small", stream, epochs=2, batch_size=8, **SMALL)

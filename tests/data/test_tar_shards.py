@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 import torchcaps
-from torchcaps.data import load_data, named_data, open_shards
+from torchcaps.data import load_data, make_loader, named_data, open_shards
 from torchcaps.data.tar_shards import expand, list_shards
 from torchcaps.errors import UserError
 from torchcaps.train.recipe import load_recipe
@@ -54,12 +54,13 @@ def shards(tmp_path):
 
 
 def test_every_image_comes_with_its_label(shards):
-    (listing,) = list_shards(str(shards / "all-{00..02}.tar")).values()
-    assert len(listing) == 30
+    parts, contents = list_shards(str(shards / "all-{00..02}.tar"))
+    (listing,) = parts.values()
+    assert len(listing.paths) == 30
     assert listing.class_names == ("0", "1")
     assert listing.targets.tolist() == [index % 2 for index in range(30)]
-    assert listing.images.name(17) == shards / "all-01.tar" / "0017.png"
-    assert listing.images.read(17) == png(17)
+    assert listing.paths[17] == shards / "all-01.tar" / "0017.png"
+    assert contents.read(listing.paths[17]) == png(17)
 
 
 def test_patterns(shards):
@@ -74,14 +75,14 @@ def test_patterns(shards):
 
 def test_names_of_classes(tmp_path):
     words = write(tmp_path / "words.tar", pairs(range(4), lambda index: ["dog", "cat"][index % 2]))
-    (listing,) = list_shards(str(words)).values()
+    (listing,) = list_shards(str(words)).parts.values()
     assert listing.class_names == ("cat", "dog")
     assert listing.targets.tolist() == [1, 0, 1, 0]
     (tmp_path / "classes.txt").write_text("dog\ncat\nhorse\n")
-    assert list_shards(str(words))["train"].class_names == ("dog", "cat", "horse")
+    assert list_shards(str(words)).parts["train"].class_names == ("dog", "cat", "horse")
     members = [("a/1.x.png", png(1)), ("a/1.png", png(1)), ("a/1.json", json.dumps({"label": 2, "x": []}).encode())]
-    found = list_shards(str(write(tmp_path / "json.tar", [*members[1:], (".hidden.cls", b"x")])))["train"]
-    assert (found.targets.tolist(), str(found.images.names[0])) == ([2], "a/1.png")
+    found = list_shards(str(write(tmp_path / "json.tar", [*members[1:], (".hidden.cls", b"x")]))).parts["train"]
+    assert (found.targets.tolist(), found.paths) == ([2], (tmp_path / "json.tar" / "a/1.png",))
 
 
 def test_parts_are_those_that_the_names_of_shards_give(tmp_path):
@@ -92,7 +93,7 @@ def test_parts_are_those_that_the_names_of_shards_give(tmp_path):
     assert splits.train.image_shape == (1, 8, 8)
     only_test = load_data("shards", path=str(tmp_path / "test-{000..000}.tar"), validation=0, test=0)
     assert (len(only_test.train), only_test.test) == (6, None)
-    with pytest.raises(UserError, match="give those of one"):
+    with pytest.raises(UserError, match="give those of one part"):
         open_shards(str(tmp_path))
 
 
@@ -119,16 +120,61 @@ def test_they_are_split_and_decoded_as_a_folder_of_the_same_images(shards, tmp_p
     assert ours.train.class_names == theirs.train.class_names
 
 
-def test_a_run_reports_and_resumes_exactly(shards, tmp_path):
-    settings = ["model.channels=4", "model.types=2", "model.hidden=[16]", "augment.shift=1", "train.batch_size=8"]
-    settings += ["data.source=shards", f"data.path={shards}", "data.image_size=12", "data.validation=4", "data.test=4"]
+SETTINGS = ["model.channels=4", "model.types=2", "model.hidden=[16]", "augment.shift=1", "train.batch_size=8"]
+SETTINGS += ["data.source=shards", "data.image_size=12", "data.validation=4", "data.test=4"]
+
+
+@pytest.mark.parametrize("storage", ["cache", "stream"])
+def test_where_they_are_kept_changes_nothing(storage, shards, tmp_path):
+    options = {"path": str(shards), "image_size": 8, "cache_dir": tmp_path / "cache"}
+    memory, other = load_data("shards", **options), load_data("shards", storage=storage, **options)
+    assert other.fingerprint() == memory.fingerprint()
+    for one, two in ((memory.train, other.train), (memory.test, other.test)):
+        assert one.files == two.files
+        assert torch.equal(one.images, two.images[:])
+
+
+def test_a_run_that_streams_reports_and_resumes_exactly(shards, tmp_path):
+    settings = [*SETTINGS, f"data.path={shards}"]
     whole = start_run(load_recipe("digits", [*settings, "train.epochs=2"]), out=tmp_path / "whole", device="cpu")
+    settings += ["data.storage=stream", "data.workers=2", f"data.cache_dir={tmp_path / 'cache'}"]
     parted = start_run(load_recipe("digits", [*settings, "train.epochs=1"]), out=tmp_path / "parted", device="cpu")
     resume_run(parted, ["train.epochs=2"], device="cpu")
     one, two = (torchcaps.load(folder) for folder in (whole, parted))
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters()))
     assert (whole / "report.html").is_file()
-    assert json.loads((whole / "summary.json").read_text())["test_n"] == 4
+    assert json.loads((parted / "summary.json").read_text())["test_n"] == 4
+
+
+def test_each_rank_reads_its_own_share(shards, tmp_path, monkeypatch):
+    """Of every batch; the rest of it stays black, and is drawn from the same random numbers."""
+    splits = load_data("shards", path=str(shards), image_size=12, storage="stream", cache_dir=tmp_path / "cache")
+    train, read = splits.train, []
+    real = type(train.file_images.reader).read_into
+    monkeypatch.setattr(
+        type(train.file_images.reader),
+        "read_into",
+        lambda reader, number, out: (read.append(number), real(reader, number, out)),
+    )
+    order, shares = torch.arange(8), []
+    for rank in range(2):
+        loader, share = make_loader(train, "cpu"), slice(4 * rank, 4 * rank + 4)
+        read.clear()
+        loader.plan(iter([order]), 8, lambda total, share=share: (share.start, share.stop))
+        images = loader.take(order).images
+        assert torch.equal(images[share], train.images[order[share]] / 255)
+        shares.append(set(read[:4]))
+    assert len(shares[0]) == len(shares[1]) == 4
+    assert not shares[0] & shares[1]
+
+
+def test_images_that_cannot_be_read_are_named_or_left_out(tmp_path):
+    path = write(tmp_path / "a.tar", [*pairs(range(12)), ("odd.png", b"no image"), ("odd.cls", b"1")])
+    with pytest.raises(UserError, match=r"1 of 13 images cannot be read: .*a\.tar/odd\.png"):
+        load_data("shards", path=path, test=0, validation=0)
+    with pytest.warns(UserWarning, match=r"odd\.png"):
+        splits = load_data("shards", path=path, test=0, validation=0, on_error="skip")
+    assert (len(splits.train), len(splits.left_out)) == (12, 1)
 
 
 def test_fit_reads_them_as_it_trains(shards):

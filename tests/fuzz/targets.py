@@ -21,7 +21,7 @@ from torchcaps.data import read_idx, read_label
 from torchcaps.data.datasets.affnist import read_affnist
 from torchcaps.data.datasets.cifar import RECORD, TEST_FILES, TRAIN_FILES, read_cifar10
 from torchcaps.data.datasets.smallnorb import read_matrix
-from torchcaps.data.images import load_image
+from torchcaps.data.images import decode, load_image
 from torchcaps.data.listing import list_folder
 from torchcaps.data.mask_folder import read_picture
 from torchcaps.data.tar_shards import list_shards
@@ -134,15 +134,15 @@ def _table(path: Path) -> None:
 
 
 def _shard(path: Path) -> None:
-    (listing,) = list_shards(str(path)).values()
-    assert len(listing) == len(listing.targets) > 0
+    parts, contents = list_shards(str(path))
+    (listing,) = parts.values()
+    assert len(listing.paths) == len(listing.targets) > 0
     assert 0 <= int(listing.targets.min()) <= int(listing.targets.max()) < len(listing.class_names)
-    for number in range(len(listing)):
-        content = listing.images.read(number)
+    for image in listing.paths:
+        content = contents.read(image)
         assert len(content) <= path.stat().st_size
-        assert listing.images.name(number).is_relative_to(path)
         with suppress(UnreadableImage):
-            assert listing.decode(number, (5, 4), 3).shape[1:] == (5, 4)
+            assert decode(image, (5, 4), 3, content).shape[1:] == (5, 4)
 
 
 def _model(path: Path) -> None:

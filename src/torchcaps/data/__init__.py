@@ -1,4 +1,4 @@
-"""Data sets in memory, their splits, augmentation, and loaders that make batches on a device."""
+"""Data sets in memory or in files, their splits, augmentation, and loaders that make batches on a device."""
 
 from torchcaps.data.augment import augment, centre_crop
 from torchcaps.data.dataset import Dataset, Examples, Splits, class_weights
@@ -29,6 +29,7 @@ from torchcaps.data.objects import ObjectDataset
 from torchcaps.data.register import register_data
 from torchcaps.data.segmentation import SegmentationDataset, split_segmentation, tiles
 from torchcaps.data.sources import SOURCES, load_data, named_data
+from torchcaps.data.streamed import FileImages, StreamedDataset, StreamedLoader
 from torchcaps.data.tar_shards import open_shards
 
 __all__ = [
@@ -40,12 +41,15 @@ __all__ = [
     "Dataset",
     "DeviceLoader",
     "Examples",
+    "FileImages",
     "ObjectDataset",
     "Objects",
     "Scenes",
     "SegmentationDataset",
     "ShapeParameters",
     "Splits",
+    "StreamedDataset",
+    "StreamedLoader",
     "annotate",
     "augment",
     "batches",

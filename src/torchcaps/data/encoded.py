@@ -1,80 +1,45 @@
-"""Encoded images that are not files of their own, but rows or members of larger ones; each is read by its number."""
+"""Images that are not files of their own, but rows or members of larger ones: their labels, and a torch Dataset."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
-from torchcaps.data.dataset import Dataset, Splits
-from torchcaps.data.folder import CHUNK_FILES, DEFAULT_SIZE
+from torchcaps.data.dataset import Splits
+from torchcaps.data.decoding import Contents
+from torchcaps.data.folder import load_listings
 from torchcaps.data.images import check_channels, check_size, decode
-from torchcaps.data.split import SplitOptions, split_dataset
-from torchcaps.errors import UnreadableImage, UserError
+from torchcaps.data.listing import Listing
+from torchcaps.data.split import SplitOptions
+from torchcaps.data.storage import StorageOptions
+from torchcaps.errors import UserError
 
 MAX_CLASSES = 100_000
 
 
-class EncodedImages(Protocol):
-    """N images as PNG, JPEG and so on; several threads may read them at once."""
+class Packed(NamedTuple):
+    """Listed images inside other files.
 
-    def __len__(self) -> int: ...
-    def name(self, number: int) -> Path:
-        """Return what messages call an image."""
-        ...
-
-    def read(self, number: int) -> bytes:
-        """Read the content of an image."""
-        ...
-
-
-@dataclass(frozen=True, eq=False)
-class EncodedListing:
-    """Some of the images of a source, with classes.
-
-    Args:
-        images: the source.
-        numbers: (N,) of the images in it.
-        targets: (N,) class ids.
-        class_names: J names.
+    Attributes:
+        parts: "train", and "validation" and "test" if there are any.
+        contents: reads the images that the parts list.
     """
 
-    images: EncodedImages
-    numbers: Tensor
-    targets: Tensor
-    class_names: tuple[str, ...]
-
-    @classmethod
-    def of(cls, images: EncodedImages, targets: Tensor, class_names: tuple[str, ...]) -> EncodedListing:
-        """List all images of a source."""
-        return cls(images, torch.arange(len(images)), targets, class_names)
-
-    def __len__(self) -> int:
-        return len(self.numbers)
-
-    def subset(self, indices: Tensor) -> EncodedListing:
-        """Return the images at the positions `indices` (M,), in that order."""
-        return replace(self, numbers=self.numbers[indices], targets=self.targets[indices])
-
-    def decode(self, position: int, size: tuple[int, int] | None, channels: int | None) -> np.ndarray:
-        """Decode the image at a position to (1 or 3, H, W) uint8, at its own size if `size` is None."""
-        number = int(self.numbers[position])
-        return decode(self.images.name(number), size, channels, self.images.read(number))
+    parts: dict[str, Listing]
+    contents: Contents
 
 
 class EncodedDataset(TorchDataset):
-    """Images of a source as a torch Dataset of pairs (image, class id); none is kept in memory.
+    """Images of a listing as a torch Dataset of pairs (image, class id); none is kept in memory.
 
     Args:
         listing: the images and classes.
+        contents: reads the images.
         image_size: pixels a side, or (H, W); None keeps the size of the first image, which all others must have.
         channels: 1 or 3; None takes those of the first image.
 
@@ -82,23 +47,61 @@ class EncodedDataset(TorchDataset):
         classes: the class names.
     """
 
-    def __init__(self, listing: EncodedListing, image_size: int | tuple[int, int] | None, channels: int | None):
-        size = check_size(image_size)
+    def __init__(
+        self,
+        listing: Listing,
+        contents: Contents,
+        image_size: int | tuple[int, int] | None,
+        channels: int | None,
+    ):
+        self.listing, self.contents, self.size = listing, contents, check_size(image_size)
         check_channels(channels)
-        first = listing.decode(0, size, channels)
-        self.listing, self.size, self.classes = listing, size, listing.class_names
+        self.classes = listing.class_names
+        first = self._decode(0, channels)
         self.shape = (channels or first.shape[0], *first.shape[1:])
 
     def __len__(self) -> int:
-        return len(self.listing)
+        return len(self.listing.paths)
 
     def __getitem__(self, position: int) -> tuple[Tensor, Tensor]:
-        pixels = self.listing.decode(position, self.size, self.shape[0])
+        pixels = self._decode(position, self.shape[0])
         if pixels.shape[1:] != self.shape[1:]:
-            name = self.listing.images.name(int(self.listing.numbers[position]))
             sizes = f"{pixels.shape[1]}×{pixels.shape[2]}, and the first image has {self.shape[1]}×{self.shape[2]}"
-            raise UserError(f"{name} has {sizes}: give image_size")
+            raise UserError(f"{self.listing.paths[position]} has {sizes}: give image_size")
         return torch.from_numpy(np.broadcast_to(pixels, self.shape).copy()), self.listing.targets[position]
+
+    def _decode(self, position: int, channels: int | None) -> np.ndarray:
+        path = self.listing.paths[position]
+        return decode(path, self.size, channels, self.contents.read(path))
+
+
+def open_packed(
+    packed: Packed, where: str, image_size: int | tuple[int, int] | None, channels: int | None
+) -> EncodedDataset:
+    """Open the only part of packed images as an `EncodedDataset`.
+
+    Args:
+        packed: the images.
+        where: with what messages begin.
+        image_size, channels: of the data set.
+    """
+    if len(packed.parts) > 1:
+        raise UserError(f"{where} has images of {', '.join(packed.parts)}: give those of one part")
+    return EncodedDataset(packed.parts["train"], packed.contents, image_size, channels)
+
+
+def load_packed(
+    packed: Packed,
+    size: tuple[int, int] | None,
+    channels: int | None,
+    options: SplitOptions,
+    storage: StorageOptions | None,
+    source: str,
+) -> Splits:
+    """Load packed images as `load_folder` does those of a folder."""
+    if len(packed.parts["train"].class_names) < 2:
+        raise UserError(f"{source}: a classifier needs at least two classes, and this data has only one")
+    return load_listings(packed.parts, size, channels, options, storage, source, packed.contents)
 
 
 def as_targets(
@@ -127,68 +130,3 @@ def as_targets(
         raise UserError(f"{where}: class ids run from {least} to {most}: they must start at 0, and {allowed}")
     names = class_names or tuple(str(index) for index in range(int(most) + 1))
     return torch.tensor(labels, dtype=torch.int64), names
-
-
-def load_encoded(
-    parts: dict[str, EncodedListing],
-    size: tuple[int, int] | None,
-    channels: int | None,
-    options: SplitOptions,
-    source: str,
-) -> Splits[Dataset]:
-    """Decode images into memory; parts that are not given are held out from training.
-
-    Args:
-        parts: "train", and "validation" and "test" if there are any.
-        size: (H, W) of every image; by default 32×32.
-        channels: 1, 3, or None for 1 where every image is grey and 3 otherwise.
-        options: of the split.
-        source: the name of the data source.
-    """
-    if len(parts["train"].class_names) < 2:
-        raise UserError(f"{source}: a classifier needs at least two classes, and this data has only one")
-    split = split_dataset(parts["train"], parts.get("validation"), parts.get("test"), options)
-    listings = [part for part in split if part is not None]
-    images = iter(_decode_all(listings, size or DEFAULT_SIZE, channels))
-    train, validation, test = (None if part is None else _dataset(part, next(images)) for part in split)
-    assert train is not None
-    return Splits(train, validation, test, source)
-
-
-def _decode_all(listings: list[EncodedListing], size: tuple[int, int], channels: int | None) -> list[Tensor]:
-    """(N, C, H, W) uint8 of each listing; one error names all images that cannot be read."""
-    places = [(listing, position) for listing in listings for position in range(len(listing))]
-    try:
-        images = np.empty((len(places), channels or 3, *size), dtype=np.uint8)
-    except MemoryError as error:
-        raise UserError(
-            f"{len(places):,} images of {size[0]}×{size[1]} do not fit in memory: reduce image_size"
-        ) from error
-    grey = np.zeros(len(places), dtype=bool)
-
-    def decode_block(start: int) -> list[UnreadableImage]:
-        unreadable = []
-        for number in range(start, min(start + CHUNK_FILES, len(places))):
-            listing, position = places[number]
-            try:
-                pixels = listing.decode(position, size, channels)
-            except UnreadableImage as error:
-                unreadable.append(error)
-                continue
-            images[number], grey[number] = pixels, len(pixels) == 1
-        return unreadable
-
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:  # the decoders release Python's lock
-        unreadable = [error for block in pool.map(decode_block, range(0, len(places), CHUNK_FILES)) for error in block]
-    if unreadable:
-        named = "; ".join(f"{error.path} ({error.reason})" for error in unreadable[:5])
-        more = f"; and {len(unreadable) - 5} more" if len(unreadable) > 5 else ""
-        raise UserError(f"{len(unreadable)} of {len(places)} images cannot be read: {named}{more}. Replace them")
-    if channels is None and grey.all():
-        images = images[:, :1].copy()
-    return list(torch.from_numpy(images).split([len(listing) for listing in listings]))
-
-
-def _dataset(listing: EncodedListing, images: Tensor) -> Dataset:
-    files = tuple(str(listing.images.name(number)) for number in listing.numbers.tolist())
-    return Dataset(images, listing.targets, listing.class_names, files)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
-from torchcaps.data.encoded import EncodedDataset, EncodedListing, as_targets
+from torchcaps.data.encoded import EncodedDataset, Packed, as_targets, open_packed
 from torchcaps.data.images import decode
-from torchcaps.data.listing import SPLIT_NAMES, abbreviate
-from torchcaps.errors import UserError
+from torchcaps.data.listing import SPLIT_NAMES, Listing, abbreviate
+from torchcaps.errors import UnreadableImage, UserError
 from torchcaps.extras import import_extra
 from torchcaps.io.limits import size_of
 
@@ -25,30 +24,25 @@ OF_ONE, OF_SEVERAL = "dataset_info.json", "dataset_dict.json"  # files that save
 WHERE = "Hugging Face data"
 
 
-@dataclass(frozen=True, eq=False)
-class RowImages:
-    """The images of one column.
+class RowContents:
+    """The images of columns, by the paths that name their rows.
 
     Args:
-        rows: a datasets.Dataset whose image column gives the content and path of files.
-        column: its name.
-        where: what messages call the data set.
+        rows: by the name of a table: a datasets.Dataset whose image column gives the content and path of files, and the
+            name of that column.
     """
 
-    rows: Any
-    column: str
-    where: str
+    def __init__(self, rows: dict[str, tuple[Any, str]]):
+        self.rows = rows
 
-    def __len__(self) -> int:
-        return len(self.rows)
+    def read(self, path: Path) -> bytes:
+        """Return the content of an image."""
+        rows, column = self.rows[str(path.parent)]
+        return _content(rows[int(path.name)][column], path)
 
-    def name(self, number: int) -> Path:
-        """Return the place of an image."""
-        return Path(f"{self.where}[{number}]")
-
-    def read(self, number: int) -> bytes:
-        """Read the content of an image."""
-        return _content(self.rows[number][self.column], self.name(number))
+    def facts(self, path: Path) -> str:
+        """Return the fingerprint that `datasets` gives a table."""
+        return str(self.rows[str(path.parent)][0]._fingerprint)
 
 
 class RowStream(IterableDataset):
@@ -70,7 +64,7 @@ class RowStream(IterableDataset):
 
     def __iter__(self) -> Iterator[tuple[Tensor, int]]:
         for number, row in enumerate(self.rows):
-            place = Path(f"{WHERE}[{number}]")
+            place = Path(f"{WHERE}/{number}")
             pixels = decode(place, None, None, _content(row[self.image], place))
             yield torch.from_numpy(np.array(pixels)), int(row[self.label])
 
@@ -94,32 +88,6 @@ def is_saved_dataset(path: Path) -> bool:
     return (path / OF_ONE).is_file() or (path / OF_SEVERAL).is_file()
 
 
-def list_rows(rows: Any, where: str = WHERE) -> EncodedListing:
-    """List the images of a datasets.Dataset.
-
-    Args:
-        rows: one column must hold images. The classes are those of a ClassLabel, or a column called label.
-        where: what messages call it.
-    """
-    (datasets,) = import_extra(EXTRA, "datasets")
-    if isinstance(rows, datasets.DatasetDict | datasets.IterableDatasetDict):
-        raise UserError(f"{where} has several splits, {abbreviate(rows)}: give one of them, data['train']")
-    if rows.format["type"] is not None:
-        raise UserError(
-            f"{where} has the format {rows.format['type']!r}, which would be lost: use with_format(None) or a "
-            "DataLoader"
-        )
-    image, label = _columns(rows.features)
-    labels = rows.with_format(None)[label]
-    names = getattr(rows.features[label], "names", None)
-    if any(each is None for each in labels) or (names is not None and any(each < 0 for each in labels)):
-        raise UserError(f"{where}: some images have no label: remove them with filter()")
-    targets, class_names = as_targets(list(labels), None if names is None else tuple(names), where)
-    return EncodedListing.of(
-        RowImages(rows.cast_column(image, datasets.Image(decode=False)), image, where), targets, class_names
-    )
-
-
 def open_hugging_face(
     rows: Any, image_size: int | tuple[int, int] | None = None, channels: int | None = None
 ) -> EncodedDataset:
@@ -131,10 +99,30 @@ def open_hugging_face(
         image_size: pixels a side, or (H, W); None keeps the size of the first image, which all others must have.
         channels: 1 or 3; None takes those of the first image.
     """
-    return EncodedDataset(list_rows(rows), image_size, channels)
+    return open_packed(list_rows({"train": rows}, WHERE), WHERE, image_size, channels)
 
 
-def list_saved(path: Path) -> dict[str, EncodedListing]:
+def list_rows(tables: dict[str, Any], where: str) -> Packed:
+    """List the images of a datasets.Dataset for each part.
+
+    Args:
+        tables: one column of each must hold images. The classes are those of a ClassLabel, or a column called label.
+        where: what messages call them.
+    """
+    parts, contents = {}, {}
+    for part, rows in tables.items():
+        name = where if len(tables) == 1 else f"{where}/{part}"
+        image, targets, class_names = _labelled(rows, name)
+        digits = len(str(len(rows)))  # so that paths sort as rows do
+        paths = tuple(Path(name, str(number).zfill(digits)) for number in range(len(rows)))
+        parts[part] = Listing(paths, targets, class_names)
+        contents[str(Path(name))] = image
+    if len({listing.class_names for listing in parts.values()}) > 1:
+        raise UserError(f"the splits of {where} have different classes: cast their labels to one ClassLabel")
+    return Packed(parts, RowContents(contents))
+
+
+def list_saved(path: Path) -> Packed:
     """List the images of each part of a folder that `save_to_disk` has written: "train", and others if it has any."""
     (datasets,) = import_extra(EXTRA, "datasets")
     if not is_saved_dataset(path):
@@ -144,14 +132,31 @@ def list_saved(path: Path) -> dict[str, EncodedListing]:
     except Exception as error:  # of Arrow, JSON or the file system
         raise UserError(f"{path} cannot be read as a data set: {error}") from error
     if not isinstance(found, datasets.DatasetDict):
-        return {"train": list_rows(found, str(path))}
-    unknown = sorted(set(found) - set(SPLIT_NAMES))
-    if unknown or "train" not in found:
+        return list_rows({"train": found}, str(path))
+    if set(found) - set(SPLIT_NAMES) or "train" not in found:
         raise UserError(f"{path} has the splits {abbreviate(found)}: call them train, validation and test")
-    listings = {SPLIT_NAMES[name]: list_rows(rows, f"{path}/{name}") for name, rows in found.items()}
-    if len({listing.class_names for listing in listings.values()}) > 1:
-        raise UserError(f"the splits of {path} have different classes: cast their labels to one ClassLabel")
-    return listings
+    return list_rows({SPLIT_NAMES[name]: rows for name, rows in found.items()}, str(path))
+
+
+def _labelled(rows: Any, where: str) -> tuple[tuple[Any, str], Tensor, tuple[str, ...]]:
+    """The images of a table, as `RowContents` takes them, the class ids (N,) and the class names."""
+    (datasets,) = import_extra(EXTRA, "datasets")
+    if isinstance(rows, datasets.DatasetDict | datasets.IterableDatasetDict):
+        raise UserError(f"{where} has several splits, {abbreviate(rows)}: give one of them, data['train']")
+    if rows.format["type"] is not None:
+        raise UserError(
+            f"{where} has the format {rows.format['type']!r}, which would be lost: use with_format(None) or a "
+            "DataLoader"
+        )
+    image, label = _columns(rows.features)
+    labels = list(rows.with_format(None)[label])
+    names = getattr(rows.features[label], "names", None)
+    if any(each is None for each in labels) or (names is not None and any(each < 0 for each in labels)):
+        raise UserError(f"{where}: some images have no label: remove them with filter()")
+    if not labels:
+        raise UserError(f"{where} is empty")
+    targets, class_names = as_targets(labels, None if names is None else tuple(names), where)
+    return (rows.cast_column(image, datasets.Image(decode=False)), image), targets, class_names
 
 
 def _columns(features: Any) -> tuple[str, str]:
@@ -172,13 +177,13 @@ def _columns(features: Any) -> tuple[str, str]:
 def _content(cell: Any, place: Path) -> bytes:
     """The content of an image that `datasets` has not decoded."""
     if cell is None:
-        raise UserError(f"{place} has no image: remove it with filter()")
+        raise UnreadableImage(place, "the row has no image")
     if cell.get("bytes") is not None:
         return cell["bytes"]
     if not isinstance(cell.get("path"), str):
-        raise UserError(f"{place} has neither content nor a path: write the data set again")
+        raise UnreadableImage(place, "the row has neither content nor a path")
     size_of(path := Path(cell["path"]), f"it is the image {place}")  # a pipe would block
     try:
         return path.read_bytes()
     except OSError as error:
-        raise UserError(f"{place}: cannot read {path}: {error.strerror or error}") from error
+        raise UnreadableImage(place, f"{path}: {error.strerror or error}") from error

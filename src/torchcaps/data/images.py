@@ -113,6 +113,12 @@ def upright_size(path: Path) -> tuple[int, int]:
         return (image.width, image.height) if turned else (image.height, image.width)
 
 
+def is_grey(path: Path, content: bytes | None = None) -> bool:
+    """Return whether a file decodes to one channel; its header says so, and no pixel is decoded."""
+    with opened_image(path, content) as image:
+        return _is_grey(image)
+
+
 @contextmanager
 def opened_image(path: Path, content: bytes | None = None) -> Iterator[Image.Image]:
     """Open an image file without decoding it; every error, here or while it is used, becomes an UnreadableImage."""
@@ -169,7 +175,7 @@ def _eight_bits(image: Image.Image, background: str = "black") -> Image.Image:
         return _from_sixteen_bits(image)
     if image.mode == "F":
         raise ValueError("floating-point pixels have no known range; save it with 8 or 16 bits a channel")
-    grey = image.mode in ("1", "L", "LA") or (image.mode in ("P", "PA") and _grey_palette(image))
+    grey = _is_grey(image)
     if image.mode in ("LA", "PA", "RGBA", "RGBa") or "transparency" in image.info:
         image = Image.alpha_composite(Image.new("RGBA", image.size, background), image.convert("RGBA"))
     return image.convert("L" if grey else "RGB")
@@ -187,6 +193,12 @@ def _from_sixteen_bits(image: Image.Image) -> Image.Image:
 def sixteen_to_eight_bits(values: np.ndarray) -> np.ndarray:
     """Scale 0..65535 to 0..255, rounded to the nearest."""
     return ((values.astype(np.int32) + 128) // 257).astype(np.uint8)
+
+
+def _is_grey(image: Image.Image) -> bool:
+    if image.mode in ("P", "PA"):
+        return _grey_palette(image)
+    return image.mode in ("1", "L", "LA") or image.mode.startswith("I")
 
 
 def _grey_palette(image: Image.Image) -> bool:

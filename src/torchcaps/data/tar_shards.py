@@ -12,15 +12,12 @@ import os
 import re
 import tarfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, NamedTuple
 
-import numpy as np
-
-from torchcaps.data.encoded import EncodedDataset, EncodedListing, as_targets
-from torchcaps.data.listing import IMAGE_SUFFIXES, SPLIT_NAMES, abbreviate
-from torchcaps.errors import UserError
+from torchcaps.data.encoded import EncodedDataset, Packed, as_targets, open_packed
+from torchcaps.data.listing import IMAGE_SUFFIXES, SPLIT_NAMES, Listing, abbreviate
+from torchcaps.errors import UnreadableImage, UserError
 from torchcaps.io.limits import size_of
 from torchcaps.io.tensors import Unreadable, read_json
 
@@ -51,39 +48,50 @@ class Sample(NamedTuple):
     label: int | str
 
 
-@dataclass(frozen=True, eq=False)
-class ShardImages:
-    """The images of several shards.
+class Place(NamedTuple):
+    """Where an image is.
 
-    Args:
-        shards: the files.
-        names: N names of images.
-        places: (N, 3) int64 number of the shard, start and size of each image.
+    Attributes:
+        shard: the file.
+        start, size: of its content in the shard, in bytes.
     """
 
-    shards: tuple[Path, ...]
-    names: tuple[str, ...]
-    places: np.ndarray
+    shard: Path
+    start: int
+    size: int
 
-    def __len__(self) -> int:
-        return len(self.names)
 
-    def name(self, number: int) -> Path:
-        """Return the path of an image, as if its shard were a folder."""
-        return self.shards[self.places[number, 0]] / self.names[number]
+class ShardContents:
+    """The images of several shards, by their path as if shards were folders.
 
-    def read(self, number: int) -> bytes:
-        """Read the content of an image."""
-        shard, start, size = self.places[number].tolist()
+    Args:
+        places: of the images.
+    """
+
+    def __init__(self, places: dict[Path, Place]):
+        self.places = places
+        self._shards: dict[Path, str] = {}
+
+    def read(self, path: Path) -> bytes:
+        """Return the content of an image."""
+        shard, start, size = self.places[path]
         try:
-            with self.shards[shard].open("rb") as file:
+            with shard.open("rb") as file:
                 file.seek(start)
                 content = file.read(size)
         except OSError as error:
-            raise UserError(f"cannot read {self.shards[shard]}: {error.strerror or error}") from error
+            raise UnreadableImage(path, error.strerror or str(error)) from error
         if len(content) < size:
-            raise UserError(f"{self.shards[shard]} has become shorter since it was opened: restore it")
+            raise UnreadableImage(path, "its shard has become shorter")
         return content
+
+    def facts(self, path: Path) -> str:
+        """Return the place of an image, and the size and time of its shard."""
+        shard, start, size = self.places[path]
+        if shard not in self._shards:
+            found = shard.stat()
+            self._shards[shard] = f"{found.st_size} {found.st_mtime_ns}"
+        return f"{self._shards[shard]} {start} {size}"
 
 
 def is_shards(text: str) -> bool:
@@ -106,13 +114,10 @@ def open_shards(
         image_size: pixels a side, or (H, W); None keeps the size of the first image, which all others must have.
         channels: 1 or 3; None takes those of the first image.
     """
-    parts = list_shards(pattern)
-    if len(parts) > 1:
-        raise UserError(f"{pattern} has shards of {', '.join(parts)}: give those of one, such as train-*.tar")
-    return EncodedDataset(parts["train"], image_size, channels)
+    return open_packed(list_shards(pattern), pattern, image_size, channels)
 
 
-def list_shards(pattern: str) -> dict[str, EncodedListing]:
+def list_shards(pattern: str) -> Packed:
     """List the images of each part: "train", and "validation" and "test" where shards are named so.
 
     Args:
@@ -128,15 +133,23 @@ def list_shards(pattern: str) -> dict[str, EncodedListing]:
         raise UserError(f"{pattern}: name every shard train-*.tar, val-*.tar or test-*.tar, or none of them")
     if len(parts) == 1:
         parts = {"train": files}
-    read = {part: [(path, list(read_shard(path))) for path in paths] for part, paths in parts.items()}
-    labels = [sample.label for shards in read.values() for _, samples in shards for sample in samples]
+    places: dict[Path, Place] = {}
+    labels: list[int | str] = []
+    paths: dict[str, list[Path]] = {part: [] for part in parts}
+    for part, shards in parts.items():
+        for shard in shards:
+            for sample in read_shard(shard):
+                path = shard / sample.name
+                if path in places:
+                    raise UserError(f"{shard} has two images called {sample.name!r}: make it again")
+                places[path] = Place(shard, sample.start, sample.size)
+                paths[part].append(path)
+                labels.append(sample.label)
     targets, class_names = as_targets(labels, _class_names(files[0].with_name(CLASSES)), pattern)
-    listings, start = {}, 0
-    for part, shards in read.items():
-        images = _images(shards)
-        listings[part] = EncodedListing.of(images, targets[start : start + len(images)], class_names)
-        start += len(images)
-    return listings
+    ids = iter(targets.split([len(each) for each in paths.values()]))
+    return Packed(
+        {part: Listing(tuple(each), next(ids), class_names) for part, each in paths.items()}, ShardContents(places)
+    )
 
 
 def read_shard(path: Path) -> Iterator[Sample]:
@@ -264,12 +277,6 @@ def _sample(key: str, members: dict[str, tuple[tarfile.TarInfo, bytes | None]]) 
     if isinstance(label, bool) or not isinstance(label, int | str) or label == "":
         raise UserError(f'{key!r} has no label: give it a .cls, or a .json with {{"label": …}}')
     return Sample(images[0].name, images[0].offset_data, images[0].size, label)
-
-
-def _images(shards: list[tuple[Path, list[Sample]]]) -> ShardImages:
-    places = [(index, each.start, each.size) for index, (_, samples) in enumerate(shards) for each in samples]
-    names = tuple(each.name for _, samples in shards for each in samples)
-    return ShardImages(tuple(path for path, _ in shards), names, np.array(places, dtype=np.int64).reshape(-1, 3))
 
 
 def _class_names(path: Path) -> tuple[str, ...] | None:
