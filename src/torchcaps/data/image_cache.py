@@ -81,6 +81,13 @@ class ImageCache:
                 self._repair(number, out)
             self._checked[number] = True
 
+    def damaged(self) -> list[int]:
+        """Check all images that are kept; returns the numbers of those whose pixels are not what was decoded."""
+        if self._pixels is None:
+            return []
+        known = np.flatnonzero(self.records["state"] == DECODED).tolist()
+        return [number for number in known if not self._is_right(number, self._pixels[number])]
+
     def _is_right(self, number: int, image: np.ndarray) -> bool:
         return bool((digest_of(image) == self.records["digest"][number]).all())
 
