@@ -28,6 +28,7 @@ from torchcaps.data.objects import ObjectDataset
 from torchcaps.data.register import register_data
 from torchcaps.data.segmentation import SegmentationDataset, split_segmentation, tiles
 from torchcaps.data.sources import SOURCES, load_data, named_data
+from torchcaps.data.storage import StorageOptions
 from torchcaps.data.streamed import FileImages, StreamedDataset, StreamedLoader
 
 __all__ = [
@@ -46,6 +47,7 @@ __all__ = [
     "SegmentationDataset",
     "ShapeParameters",
     "Splits",
+    "StorageOptions",
     "StreamedDataset",
     "StreamedLoader",
     "annotate",

@@ -34,7 +34,8 @@ log = logging.getLogger("torchcaps")
 
 FORMAT = 1
 INDEX, PIXELS, RECORDS = "index.json", "pixels", "records"
-MAX_REASONS = 1000  # why a file cannot be read; of further ones only that they cannot
+MAX_INDEX_BYTES = 1 << 22
+MAX_REASONS, MAX_REASON_CHARACTERS = 1000, 200  # why a file cannot be read; of further ones only that they cannot
 
 
 class ImageCache:
@@ -167,7 +168,9 @@ def _fill(
     unreadable = decode_files(files, records, pixels, workers, console)
     records.flush()
     flush(folder / RECORDS)
-    reasons = {str(number): unreadable[number].reason for number in sorted(unreadable)[:MAX_REASONS]}
+    reasons = {
+        str(number): unreadable[number].reason[:MAX_REASON_CHARACTERS] for number in sorted(unreadable)[:MAX_REASONS]
+    }
     index = {"format": FORMAT, "files": len(files.paths), "shape": files.shape, "checksum": _checksum(records)}
     write_text(folder / INDEX, json.dumps({**index, "unreadable": reasons}))
     return np.array(records), unreadable
@@ -178,9 +181,11 @@ def _complete(
 ) -> tuple[np.ndarray, dict[int, UnreadableImage]] | None:
     """The records of a complete and undamaged cache, and its unreadable files; None if it has to be filled."""
     try:
+        if size_of(folder / INDEX) > MAX_INDEX_BYTES or size_of(folder / RECORDS) != len(files.paths) * RECORD.itemsize:
+            return None
         index = read_json((folder / INDEX).read_text(encoding="utf-8"))
         records = np.fromfile(folder / RECORDS, dtype=RECORD)
-        right = index["checksum"] == _checksum(records) and len(records) == len(files.paths)
+        right = index["checksum"] == _checksum(records)
         if has_pixels:
             right = right and size_of(folder / PIXELS) == files.nbytes
         reasons = {int(number): str(reason) for number, reason in index["unreadable"].items()}
