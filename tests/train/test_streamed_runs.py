@@ -12,13 +12,14 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from torchcaps.data import FileImages, StreamedLoader
+from torchcaps.data import FileImages, StreamedLoader, load_data
 from torchcaps.errors import UserError
 from torchcaps.models import load
 from torchcaps.train import callbacks, run
 from torchcaps.train.evaluate import evaluate_model
 from torchcaps.train.experiments.rerun import compare_runs
 from torchcaps.train.experiments.suite import run_suite
+from torchcaps.train.fit import fit
 from torchcaps.train.recipe import load_recipe
 
 SETTINGS = [
@@ -102,6 +103,15 @@ def test_a_file_that_is_lost_during_training_ends_the_run_with_a_sentence(tmp_pa
 def test_suites_take_streamed_images(tmp_path, recipe):
     folder = run.start_run(recipe("stream", "train.epochs=1"), out=tmp_path / "run", device="cpu")
     assert run_suite(load(folder), "affine", n=6)["data"]
+
+
+def test_fit_takes_streamed_images(recipe):
+    options = {"epochs": 1, "validation": 0.2, "seed": 0, "device": "cpu", "channels": 4, "types": 2, "decoder": "none"}
+    found = []
+    for storage in ("memory", "stream"):
+        data = load_data(**recipe(storage).data.model_dump()).train
+        found.append(fit("capsnet_small", data, **options)[1])
+    assert found[0][0]["val_loss"] == found[1][0]["val_loss"]
 
 
 @pytest.mark.slow

@@ -17,7 +17,8 @@ from torchcaps.data.checks import StreamCheck, check_channels, check_images, loo
 from torchcaps.data.dataset import Dataset
 from torchcaps.data.loader import as_float
 from torchcaps.data.split import SplitOptions, split_dataset
-from torchcaps.data.streams import Stream, make_stream
+from torchcaps.data.streamed import StreamedDataset
+from torchcaps.data.streams import SAMPLE, Stream, make_stream
 from torchcaps.errors import UserError
 
 HELD_OUT = 0.1  # of arrays and of a Dataset, for validation
@@ -77,6 +78,9 @@ def read_data(images: Any, labels: Any, class_names: Sequence[str] | None, scale
         raise UserError("fit: a Dataset or DataLoader has labels of its own; omit labels")
     if labels is None and not isinstance(images, Dataset):
         raise UserError("fit: give labels with the images, or a Dataset or DataLoader of both")
+    if isinstance(images, StreamedDataset):  # uint8, so nothing but their shape can be wrong
+        sample = images.images[:SAMPLE], images.targets[:SAMPLE]
+        return Given(images, [sample], scaled)
     if isinstance(images, Dataset):
         check_images(images.images, where, scaled)
     data = images if isinstance(images, Dataset) else make_dataset(images, labels, class_names, scaled)
