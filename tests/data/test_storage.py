@@ -1,3 +1,4 @@
+import io
 import json
 import multiprocessing
 import threading
@@ -207,6 +208,14 @@ def test_the_first_storage_with_room_is_taken(load, tmp_path, monkeypatch, capsy
     load("auto", processes=2, console=console)
     assert "decoded whenever it is needed" in capsys.readouterr().out
     assert not (cache_folder(tmp_path, "-records") / "pixels").exists()
+
+
+def test_progress_is_shown_in_a_terminal(load):
+    from rich.console import Console
+
+    shown = io.StringIO()
+    load("memory", console=Console(file=shown, force_terminal=True, width=100))
+    assert "27/27" in shown.getvalue()
 
 
 def test_wrong_settings_are_refused(load, tmp_path):

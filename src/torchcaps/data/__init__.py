@@ -29,6 +29,7 @@ from torchcaps.data.objects import ObjectDataset
 from torchcaps.data.register import register_data
 from torchcaps.data.segmentation import SegmentationDataset, split_segmentation, tiles
 from torchcaps.data.sources import SOURCES, load_data, named_data
+from torchcaps.data.storage import StorageOptions
 from torchcaps.data.streamed import FileImages, StreamedDataset, StreamedLoader
 from torchcaps.data.tar_shards import open_shards
 
@@ -48,6 +49,7 @@ __all__ = [
     "SegmentationDataset",
     "ShapeParameters",
     "Splits",
+    "StorageOptions",
     "StreamedDataset",
     "StreamedLoader",
     "annotate",

@@ -19,7 +19,8 @@ from torchcaps.data.dataset import Dataset
 from torchcaps.data.hugging_face import RowStream, is_hugging_face, open_hugging_face
 from torchcaps.data.loader import as_float
 from torchcaps.data.split import SplitOptions, split_dataset
-from torchcaps.data.streams import Passes, Stream, make_stream
+from torchcaps.data.streamed import StreamedDataset
+from torchcaps.data.streams import SAMPLE, Passes, Stream, make_stream
 from torchcaps.data.tar_shards import is_shards, open_shards
 from torchcaps.errors import UserError
 
@@ -96,6 +97,9 @@ def read_data(images: Any, labels: Any, class_names: Sequence[str] | None, scale
         raise UserError(
             "fit: give labels with the images, or a Dataset or DataLoader of both, or the path of tar shards"
         )
+    if isinstance(images, StreamedDataset):  # uint8, so nothing but their shape can be wrong
+        few = images.images[:SAMPLE], images.targets[:SAMPLE]
+        return Given(images, [few], scaled)
     if isinstance(images, Dataset):
         check_images(images.images, where, scaled)
     data = images if isinstance(images, Dataset) else make_dataset(images, labels, class_names, scaled)

@@ -34,7 +34,8 @@ log = logging.getLogger("torchcaps")
 
 FORMAT = 1
 INDEX, PIXELS, RECORDS = "index.json", "pixels", "records"
-MAX_REASONS = 1000  # why a file cannot be read; of further ones only that they cannot
+MAX_INDEX_BYTES = 1 << 22
+MAX_REASONS, MAX_REASON_CHARACTERS = 1000, 200  # why a file cannot be read; of further ones only that they cannot
 
 
 class ImageCache:
@@ -80,6 +81,13 @@ class ImageCache:
             if not self._is_right(number, out):
                 self._repair(number, out)
             self._checked[number] = True
+
+    def damaged(self) -> list[int]:
+        """Check all images that are kept; returns the numbers of those whose pixels are not what was decoded."""
+        if self._pixels is None:
+            return []
+        known = np.flatnonzero(self.records["state"] == DECODED).tolist()
+        return [number for number in known if not self._is_right(number, self._pixels[number])]
 
     def _is_right(self, number: int, image: np.ndarray) -> bool:
         return bool((digest_of(image) == self.records["digest"][number]).all())
@@ -164,7 +172,9 @@ def _fill(
     unreadable = decode_files(files, records, pixels, workers, console)
     records.flush()
     flush(folder / RECORDS)
-    reasons = {str(number): unreadable[number].reason for number in sorted(unreadable)[:MAX_REASONS]}
+    reasons = {
+        str(number): unreadable[number].reason[:MAX_REASON_CHARACTERS] for number in sorted(unreadable)[:MAX_REASONS]
+    }
     index = {"format": FORMAT, "files": len(files.paths), "shape": files.shape, "checksum": _checksum(records)}
     write_text(folder / INDEX, json.dumps({**index, "unreadable": reasons}))
     return np.array(records), unreadable
@@ -175,9 +185,11 @@ def _complete(
 ) -> tuple[np.ndarray, dict[int, UnreadableImage]] | None:
     """The records of a complete and undamaged cache, and its unreadable files; None if it has to be filled."""
     try:
+        if size_of(folder / INDEX) > MAX_INDEX_BYTES or size_of(folder / RECORDS) != len(files.paths) * RECORD.itemsize:
+            return None
         index = read_json((folder / INDEX).read_text(encoding="utf-8"))
         records = np.fromfile(folder / RECORDS, dtype=RECORD)
-        right = index["checksum"] == _checksum(records) and len(records) == len(files.paths)
+        right = index["checksum"] == _checksum(records)
         if has_pixels:
             right = right and size_of(folder / PIXELS) == files.nbytes
         reasons = {int(number): str(reason) for number, reason in index["unreadable"].items()}
