@@ -16,6 +16,7 @@ MODULES = ("torchcaps", "torchcaps.layers", "torchcaps.ops", "torchcaps.models",
 MODULES += (
     "torchcaps.train.fit",
     "torchcaps.train.recipe",
+    "torchcaps.train.ray",
     "torchcaps.train.run",
     "torchcaps.train.tasks",
     "torchcaps.train.callbacks",

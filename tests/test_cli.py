@@ -274,3 +274,17 @@ def test_a_narrow_window_shortens_no_name(monkeypatch):
     monkeypatch.setattr(common, "out", Console(file=printed, width=24))
     common.show(["drawn by", "label found"], [["a-generator-with-a-long-name", "81.86%"]])
     assert "".join(printed.getvalue().split()).replace("81.86%", "").endswith("a-generator-with-a-long-name")
+
+
+def test_threads_that_wait_sleep_unless_the_environment_says_otherwise(monkeypatch):
+    for name in cli.OPENMP_SETTINGS:
+        monkeypatch.delenv(name, raising=False)
+    code = "import os, sys; from torchcaps import cli; cli._let_waiting_threads_sleep(); "
+    code += "print('torch' in sys.modules, os.environ.get('OMP_WAIT_POLICY'))"  # PyTorch reads it when it is loaded
+    for chosen, expected in (
+        ({}, "PASSIVE"),
+        ({"GOMP_SPINCOUNT": "9"}, "None"),
+        ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE"),
+    ):
+        found = subprocess.run([sys.executable, "-c", code], env=os.environ | chosen, capture_output=True, text=True)
+        assert found.stdout.split() == ["False", expected]

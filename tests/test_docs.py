@@ -279,6 +279,12 @@ def test_layers_in_other_peoples_code_run_as_the_page_says(number):
     exec(compile(example, "docs/interoperability.md", "exec"), {})
 
 
+@pytest.mark.parametrize("example", blocks(DOCS / "python.md", "python"), ids=lambda text: text.split()[1])
+def test_training_from_python_runs_as_the_page_says(example, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    exec(compile(example, "docs/python.md", "exec"), {})
+
+
 def test_segmentation_from_python_runs_as_the_page_says():
     (example,) = blocks(DOCS / "segmentation.md", "python")
     found: dict = {}

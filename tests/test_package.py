@@ -4,9 +4,12 @@ import gzip
 import json
 import subprocess
 import sys
+from importlib.metadata import packages_distributions, requires
 
 import numpy as np
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from PIL import Image
 
 import torchcaps
@@ -41,6 +44,61 @@ def test_import_loads_nothing_that_is_not_needed_yet():
     code = f"import sys, torchcaps; print([name for name in {FIRST_USE} if name in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
+
+
+BLOCKED = """
+import sys
+import torch
+
+class Blocked:
+    def __init__(self, finder):
+        self.finder = finder
+
+    def find_spec(self, name, path=None, target=None):
+        known = name.partition(".")[0] in {*sys.stdlib_module_names, *sys.modules, *%r}
+        return self.finder.find_spec(name, path, target) if known else None
+
+sys.meta_path[:] = [Blocked(each) for each in sys.meta_path if hasattr(each, "find_spec")]
+"""
+
+
+def without_other_packages(code):
+    """What a program prints where only PyTorch, NumPy and safetensors are installed, with what these need."""
+    installed, left = set(), ["torchcaps", "torch", "numpy", "safetensors"]
+    while left:
+        if (name := canonicalize_name(left.pop())) not in installed:
+            installed.add(name)
+            wanted = map(Requirement, requires(name) or () if name != "torchcaps" else ())
+            left += [each.name for each in wanted if each.marker is None or each.marker.evaluate({"extra": ""})]
+    homes = packages_distributions().items()
+    modules = {module for module, names in homes if installed & set(map(canonicalize_name, names))}
+    assert not modules & {"lightning_fabric", "sklearn", "yaml", "huggingface_hub", "PIL", "pydantic", "rich"}
+    result = subprocess.run([sys.executable, "-c", BLOCKED % modules + code], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_layers_need_pytorch_numpy_and_safetensors_alone():
+    printed = without_other_packages(
+        "import torchcaps\n"
+        "layer = torchcaps.layers.DenseCaps(6, 4, 3, 5)\n"
+        "torchcaps.losses.margin_loss(layer(torch.rand(2, 6, 4)).activation, torch.tensor([0, 2])).sum().backward()\n"
+        "print(layer.weight.grad.isfinite().all().item(), 'torchcaps.models' in sys.modules)"
+    )
+    assert printed.strip() == "True False"
+
+
+@pytest.mark.parametrize("name", ["fit", "CapsClassifier"])
+def test_a_package_that_is_missing_is_named_with_the_command(name):
+    printed = without_other_packages(
+        "import torchcaps\n"
+        "try:\n"
+        f"    torchcaps.{name}\n"
+        "except torchcaps.UserError as error:\n"
+        "    print(isinstance(error, ImportError), error)"
+    )
+    assert printed.startswith(f"True torchcaps.{name} needs the package ")
+    assert printed.strip().endswith("which is not installed: pip install torchcaps")
 
 
 def write_idx(path, array):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from torchcaps._version import __version__
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from torchcaps.data import register_data
     from torchcaps.detection import detect
     from torchcaps.errors import UserError
+    from torchcaps.estimator import CapsClassifier
     from torchcaps.layers import register_routing
     from torchcaps.models import create_model, list_models, load, register_model, save
     from torchcaps.train.fit import fit
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
 # Loaded when first used, so that `import torchcaps` costs little more than `import torch`.
 _LAZY = {
+    "CapsClassifier": "torchcaps.estimator",
     "Capsules": "torchcaps.capsules",
     "UserError": "torchcaps.errors",
     "create_model": "torchcaps.models",
@@ -36,6 +39,7 @@ _LAZY = {
 _LAZY_MODULES = ("explain", "layers", "losses", "models", "ops", "testing")
 
 __all__ = [
+    "CapsClassifier",
     "Capsules",
     "UserError",
     "__version__",
@@ -60,10 +64,23 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _LAZY_MODULES:
-        return importlib.import_module(f"torchcaps.{name}")
+        return _import(f"torchcaps.{name}", name)
     if name in _LAZY:
-        return getattr(importlib.import_module(_LAZY[name]), name)
+        return getattr(_import(_LAZY[name], name), name)
     raise AttributeError(f"module 'torchcaps' has no attribute {name!r}")
+
+
+def _import(module: str, name: str) -> ModuleType:
+    """Import a module of this package; layers, losses and ops need PyTorch, NumPy and safetensors alone."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] == __name__:
+            raise
+        from torchcaps.errors import MissingPackage
+
+        words = f"torchcaps.{name} needs the package {error.name}, which is not installed: pip install torchcaps"
+        raise MissingPackage(words, error.name) from error
 
 
 def __dir__() -> list[str]:

@@ -26,6 +26,14 @@ class UnreadableImage(UserError):
         self.path, self.reason = path, reason
 
 
+class MissingPackage(UserError, ImportError):
+    """A package that is not installed; the message names the command that installs it."""
+
+    def __init__(self, message: str, name: str | None) -> None:
+        super().__init__(message)
+        self.name = name
+
+
 class LostProcess(UserError):
     """Another process of the run is gone. Rank 0 may be that process, so rank 1 reports it, too."""
 

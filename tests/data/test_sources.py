@@ -125,7 +125,8 @@ def test_the_sources_are_those_that_recipes_name():
     made |= {"multimnist", "multimnist-shift6", "mnist-expanded", "affnist-like", "affnist"}
     made |= {"shapes-objects", "faces-objects", "harbours", "scenes", "scattered-digits", "scattered-mnist"}
     made |= {"smallnorb"} | {f"smallnorb-{by}{kind}" for by in ("azimuth", "elevation") for kind in ("", "-familiar")}
-    assert set(SOURCES) == {"digits", "mnist", "fashion-mnist", "cifar10", "folder"} | made
+    made |= {"folder", "shards", "hugging-face"}
+    assert set(SOURCES) == {"digits", "mnist", "fashion-mnist", "cifar10"} | made
 
 
 def test_axons_to_test_on_are_others_than_those_to_train_on(monkeypatch):

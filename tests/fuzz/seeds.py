@@ -62,6 +62,23 @@ def cifar_archive() -> list[bytes]:
     return [wrap + archive for wrap in (PLAIN, PACKED) for archive in archives]
 
 
+def shard() -> list[bytes]:
+    out = io.BytesIO()
+    Image.new("RGB", (6, 5), "red").save(out, "PNG")
+    files = {"0001.png": out.getvalue(), "0001.cls": b"1", "a/0002.png": out.getvalue(), "a/0002.json": b'{"label": 0}'}
+    shards = []
+    for style in (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
+        out = io.BytesIO()
+        with tarfile.open(fileobj=out, mode="w", format=style) as tar:
+            for name, content in files.items():
+                member = tarfile.TarInfo(name)
+                member.size = len(content)
+                member.pax_headers = {"comment": "x"} if style == tarfile.PAX_FORMAT else {}
+                tar.addfile(member, io.BytesIO(content))
+        shards.append(PLAIN + out.getvalue())
+    return shards
+
+
 def mat() -> list[bytes]:
     from scipy.io import savemat
 

@@ -6,6 +6,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,10 +21,11 @@ from torchcaps.data import read_idx, read_label
 from torchcaps.data.datasets.affnist import read_affnist
 from torchcaps.data.datasets.cifar import RECORD, TEST_FILES, TRAIN_FILES, read_cifar10
 from torchcaps.data.datasets.smallnorb import read_matrix
-from torchcaps.data.images import load_image
+from torchcaps.data.images import decode, load_image
 from torchcaps.data.listing import list_folder
 from torchcaps.data.mask_folder import read_picture
-from torchcaps.errors import UserError
+from torchcaps.data.tar_shards import list_shards
+from torchcaps.errors import UnreadableImage, UserError
 from torchcaps.exchange.convert import convert
 from torchcaps.io.npy import read_npy
 from torchcaps.models import load
@@ -131,6 +133,18 @@ def _table(path: Path) -> None:
     assert len(set(listing.class_names)) == len(listing.class_names) > 1
 
 
+def _shard(path: Path) -> None:
+    parts, contents = list_shards(str(path))
+    (listing,) = parts.values()
+    assert len(listing.paths) == len(listing.targets) > 0
+    assert 0 <= int(listing.targets.min()) <= int(listing.targets.max()) < len(listing.class_names)
+    for image in listing.paths:
+        content = contents.read(image)
+        assert len(content) <= path.stat().st_size
+        with suppress(UnreadableImage):
+            assert decode(image, (5, 4), 3, content).shape[1:] == (5, 4)
+
+
 def _model(path: Path) -> None:
     model = load(path)
     saved = load_bytes(path.read_bytes())
@@ -184,6 +198,8 @@ _JSON = (
 _NPY = b"descr fortran_order shape True False ( ) , '|O' '<f8' '>i4' -1 99999999999 1e3 {} None"
 _PICKLE = b"state_dict conv1.weight digitcaps.weight torch._utils _rebuild_tensor_v2 os system R . t ( K PK"
 
+_TAR = b"ustar 0001.jpg 0001.cls 0002.json .cls .png ../ / label 7777777777 SCHILY.realsize GNU.sparse.size=9 size=99"
+
 TARGETS = {
     target.name: target
     for target in (
@@ -199,6 +215,7 @@ TARGETS = {
         Target(
             "table", "labels.csv", seeds.table, _table, (b"file", b"label", b";", b'"', b"\r", b"\n", b"a.png", b"../")
         ),
+        Target("shard", "shard.tar", seeds.shard, _shard, tuple(_TAR.split())),
         Target("model", "weights.safetensors", seeds.model, _model, tuple(_JSON.split())),
         Target("port", "foreign-weights.pt", seeds.port, _port, tuple(_PICKLE.split())),
         Target("checkpoint", LAST, _checkpoint_seeds, _checkpoint, tuple(_JSON.split())),

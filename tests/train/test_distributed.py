@@ -179,6 +179,25 @@ def test_two_processes_one_of_which_dies_then_three_and_one(whole, killed, frail
 
 
 @pytest.mark.slow
+def test_tasks_of_slurm_are_ranks(whole, tmp_path):
+    """With the variables that srun sets, a task for each process."""
+    folder = tmp_path / "run"
+    job = {"SLURM_NTASKS": 2, "SLURM_NTASKS_PER_NODE": 2, "SLURM_JOB_NAME": "caps", "SLURM_JOB_ID": 1234}
+    job |= {"SLURM_NODEID": 0, "SLURM_NODELIST": "localhost"}
+    settings = [f"--set={each}" for each in SETTINGS]
+    tasks = []
+    for rank in range(2):
+        environment = {name: str(value) for name, value in {**job, "SLURM_PROCID": rank, "SLURM_LOCALID": rank}.items()}
+        command = [*TRAIN, "digits", *settings, "--out", str(folder), "--devices", "2"]
+        tasks.append(started(*command, also=environment))
+    for process in tasks:
+        words, code = ended(process, within=120)
+        assert code == 0, words
+    assert json.loads((folder / "summary.json").read_text())["processes"] == 2
+    same_curves(whole, folder)
+
+
+@pytest.mark.slow
 def test_weights_in_pieces_go_on_from_whole_ones_and_whole_ones_from_pieces(whole, killed, frail, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(killed, folder)

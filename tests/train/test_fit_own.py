@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import torchcaps
 from torchcaps import losses
+from torchcaps.data import streams
 from torchcaps.errors import UserError
 from torchcaps.layers import DenseCaps, PrimaryCaps
 from torchcaps.models import Output, create_model
@@ -231,9 +232,47 @@ def test_validation_images_of_ones_own():
     assert "val_accuracy" not in torchcaps.fit(logits(), images, labels, epochs=1, validation=0).history[0]
 
 
-class Endless(IterableDataset):
+class Nothing(IterableDataset):
     def __iter__(self):
         return iter(())
+
+
+class Bars(IterableDataset):
+    """Twenty images; every pass begins with another."""
+
+    classes = ("down", "across")
+
+    def __init__(self, length=None):
+        self.length, self.epochs = length, []
+
+    def set_epoch(self, epoch):
+        self.epochs.append(epoch)
+
+    def __iter__(self):
+        images, labels = stripes(20)
+        return zip(torch.tensor(images)[:, None], labels.tolist())
+
+
+class SizedBars(Bars):
+    def __len__(self):
+        return 20
+
+
+@pytest.mark.parametrize("data", [Bars, SizedBars], ids=["counted", "with a length"])
+def test_an_iterable_data_set_is_read_epoch_by_epoch(data):
+    source, held_out = data(), data()
+    model, history = torchcaps.fit("capsnet_small", source, epochs=3, batch_size=8, validation=held_out, **SMALL)
+    assert [line["step"] for line in history] == [3, 6, 9]
+    assert model.class_names == ("down", "across")
+    assert 0 <= history[-1]["val_accuracy"] <= 1
+    assert source.epochs == sorted(set(source.epochs))
+    assert len(source.epochs) >= 3
+
+
+def test_an_iterable_data_set_without_an_end_is_refused(monkeypatch):
+    monkeypatch.setattr(streams, "MAX_COUNTED", 10)
+    with pytest.raises(UserError, match="more than 10 examples: give it a length"):
+        torchcaps.fit("capsnet_small", Bars(), **SMALL)
 
 
 IMAGES, LABELS = stripes(16)
@@ -265,7 +304,8 @@ IMAGES, LABELS = stripes(16)
         (logits(), (IMAGES, LABELS), {"validation": "some"}, "validation must be a number, a pair"),
         (logits(), (IMAGES, LABELS), {"validation": (IMAGES[:, :5], LABELS)}, "give both the same size"),
         ("capsnet_small", (tensors(),), {}, "how many classes there are: give class_names"),
-        (logits(), (Endless(),), {}, "an epoch of this data has no end"),
+        (logits(), (Nothing(),), {}, "the data set is empty"),
+        (logits(), (DataLoader(Nothing()),), {}, "an epoch of this DataLoader has no end"),
         (logits(), (DataLoader(tensors()),), {"validation": 0.5}, "a DataLoader holds nothing out"),
         (logits(), (TensorDataset(torch.zeros(4, 1, 12, 12)),), {}, r"must be pairs \(images, labels\)"),
         (

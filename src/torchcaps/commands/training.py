@@ -16,7 +16,10 @@ def train(
     recipe: Annotated[str | None, typer.Argument(help="A recipe's name or YAML file; see `torchcaps list`.")] = None,
     data: Annotated[
         str | None,
-        typer.Option(help="An image folder or CSV, a folder of images/ and masks/, or a data set's name."),
+        typer.Option(
+            help="An image folder or CSV, a folder of images/ and masks/, tar shards as in 'train-{000..009}.tar', "
+            "a folder of save_to_disk, or a data set's name."
+        ),
     ] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Override a setting: train.epochs=3")] = None,
     out_: Annotated[
@@ -27,7 +30,9 @@ def train(
     epochs: Annotated[int | None, typer.Option(help="Passes over the training images.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of weights, order and augmentation.")] = None,
     devices: Annotated[int, typer.Option(help="Number of devices of this machine, with one process each.", min=1)] = 1,
-    nodes: Annotated[int, typer.Option(help="Number of machines; see the page on trust in the docs.", min=1)] = 1,
+    nodes: Annotated[
+        int, typer.Option(help="Number of machines; see the page on several machines in the docs.", min=1)
+    ] = 1,
     shard: Annotated[
         bool,
         typer.Option("--shard", help="Shard weights and moments among the devices, for layers too large for one."),

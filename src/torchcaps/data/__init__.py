@@ -1,4 +1,4 @@
-"""Data sets in memory, their splits, augmentation, and loaders that make batches on a device."""
+"""Data sets in memory or in files, their splits, augmentation, and loaders that make batches on a device."""
 
 from torchcaps.data.augment import augment, centre_crop
 from torchcaps.data.dataset import Dataset, Examples, Splits, class_weights
@@ -11,6 +11,7 @@ from torchcaps.data.datasets.shapes.scenes import Scenes, draw_shapes
 from torchcaps.data.datasets.shapes.sets import frozen_set, shapes_splits
 from torchcaps.data.download import dataset_folder
 from torchcaps.data.formats.idx import read_idx
+from torchcaps.data.hugging_face import open_hugging_face
 from torchcaps.data.images import load_image
 from torchcaps.data.loader import (
     Batch,
@@ -28,6 +29,9 @@ from torchcaps.data.objects import ObjectDataset
 from torchcaps.data.register import register_data
 from torchcaps.data.segmentation import SegmentationDataset, split_segmentation, tiles
 from torchcaps.data.sources import SOURCES, load_data, named_data
+from torchcaps.data.storage import StorageOptions
+from torchcaps.data.streamed import FileImages, StreamedDataset, StreamedLoader
+from torchcaps.data.tar_shards import open_shards
 
 __all__ = [
     "MASK_SOURCES",
@@ -38,12 +42,16 @@ __all__ = [
     "Dataset",
     "DeviceLoader",
     "Examples",
+    "FileImages",
     "ObjectDataset",
     "Objects",
     "Scenes",
     "SegmentationDataset",
     "ShapeParameters",
     "Splits",
+    "StorageOptions",
+    "StreamedDataset",
+    "StreamedLoader",
     "annotate",
     "augment",
     "batches",
@@ -61,6 +69,8 @@ __all__ = [
     "make_loader",
     "named_data",
     "num_batches",
+    "open_hugging_face",
+    "open_shards",
     "read_idx",
     "read_label",
     "read_mask_folder",

@@ -99,7 +99,7 @@ def _as_tensor(what: str, values: Any) -> Tensor:
 
 def _as_pixels(images: Tensor, scaled: bool) -> Tensor:
     """(N, C, H, W), uint8 or float32."""
-    images = _channels_first(images[:, None] if images.ndim == 3 else images)
+    images = channels_first(images[:, None] if images.ndim == 3 else images)
     if images.dtype == torch.bool:
         return images.float()
     if images.is_complex():
@@ -108,16 +108,21 @@ def _as_pixels(images: Tensor, scaled: bool) -> Tensor:
     return images.float() if images.is_floating_point() else images.to(torch.uint8)
 
 
-def _channels_first(images: Tensor) -> Tensor:
-    """(N, C, H, W) of images with the channels in the second axis or the last."""
+def channels_first(images: Tensor, where: str = "fit") -> Tensor:
+    """(N, C, H, W) of images with the channels in the second axis or the last.
+
+    Args:
+        images: with four axes.
+        where: with what messages begin.
+    """
     shape = tuple(images.shape)
     if images.ndim != 4:
         features = "; feature vectors are for a module of your own: give a TensorDataset" if images.ndim == 2 else ""
-        raise UserError(f"fit: images must be (N, H, W), (N, C, H, W) or (N, H, W, C), got {shape}{features}")
+        raise UserError(f"{where}: images must be (N, H, W), (N, C, H, W) or (N, H, W, C), got {shape}{features}")
     first, last = shape[1] in (1, 3), shape[3] in (1, 3)
     if first and last and shape[1:] != (1, 1, 1):
         warnings.warn(
-            f"fit: images of shape {shape} are read as (N, C, H, W) with {shape[1]} channels; if they are "
+            f"{where}: images of shape {shape} are read as (N, C, H, W) with {shape[1]} channels; if they are "
             "(N, H, W, C), move the last axis to the second place",
             stacklevel=6,
         )

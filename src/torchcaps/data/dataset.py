@@ -23,6 +23,7 @@ class Dataset:
         class_names: J names.
         files: N paths, if the images came from files.
         labels_each: the number of labels of every image, if known; a model then predicts that many classes.
+        digests: (N, D) uint8 hashes of the images, if known; a fingerprint then covers them in place of the pixels.
     """
 
     images: Tensor
@@ -30,6 +31,7 @@ class Dataset:
     class_names: tuple[str, ...]
     files: tuple[str, ...] | None = None
     labels_each: int | None = None
+    digests: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.images.dtype not in (torch.uint8, torch.float32) or self.images.ndim != 4:
@@ -72,7 +74,12 @@ class Dataset:
     def subset(self, indices: Tensor) -> Dataset:
         """Return the images at the positions `indices` (M,), in that order."""
         files = None if self.files is None else tuple(self.files[i] for i in indices.tolist())
-        return replace(self, images=self.images[indices], targets=self.targets[indices], files=files)
+        digests = None if self.digests is None else self.digests[indices]
+        images = self._images_at(indices)
+        return replace(self, images=images, targets=self.targets[indices], files=files, digests=digests)
+
+    def _images_at(self, indices: Tensor) -> Tensor:
+        return self.images[indices]
 
     def class_counts(self) -> Tensor:
         """Count the images with each label: (J,) int64."""
@@ -80,7 +87,7 @@ class Dataset:
 
     def content(self) -> Iterator[memoryview]:
         """Yield the bytes that a fingerprint covers."""
-        for tensor in (self.images, self.targets):
+        for tensor in (self.images if self.digests is None else self.digests, self.targets):
             yield tensor.contiguous().numpy().data
 
     def checksum(self) -> str:
@@ -128,12 +135,14 @@ class Splits(Generic[Part]):
         validation: the validation data, if any.
         test: the test data, if any.
         source: the name of the data source.
+        left_out: files that could not be read and are in none of the parts.
     """
 
     train: Part
     validation: Part | None
     test: Part | None
     source: str
+    left_out: tuple[str, ...] = ()
 
     def fingerprint(self) -> str:
         """Return a hash of all images and targets, and of the part they are in."""

@@ -1,23 +1,27 @@
-"""What a user gives as data: arrays, a torch Dataset or a DataLoader; and what of it is held out."""
+"""What a user gives as data: arrays, a torch Dataset, a DataLoader or another source; and what of it is held out."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data import Dataset as TorchDataset
 
 from torchcaps.data.arrays import make_dataset
 from torchcaps.data.checks import StreamCheck, check_channels, check_images, looks_channels_last
 from torchcaps.data.dataset import Dataset
+from torchcaps.data.hugging_face import RowStream, is_hugging_face, open_hugging_face
 from torchcaps.data.loader import as_float
 from torchcaps.data.split import SplitOptions, split_dataset
-from torchcaps.data.streams import Stream, make_stream
+from torchcaps.data.streamed import StreamedDataset
+from torchcaps.data.streams import SAMPLE, Passes, Stream, make_stream
+from torchcaps.data.tar_shards import is_shards, open_shards
 from torchcaps.errors import UserError
 
 HELD_OUT = 0.1  # of arrays and of a Dataset, for validation
@@ -59,6 +63,20 @@ class Given:
         return replace(data, check=check)
 
 
+def open_data(data: Any, batch_size: int) -> Any:
+    """Open tar shards and Hugging Face data as a torch Dataset, and an iterable data set as a DataLoader.
+
+    Args:
+        data: what a user gave; anything else is returned as it is.
+        batch_size: of the DataLoader.
+    """
+    if isinstance(data, str | Path) and is_shards(str(data)):
+        return open_shards(str(data))
+    if is_hugging_face(data):
+        data = open_hugging_face(data) if hasattr(data, "__len__") else RowStream(data)
+    return DataLoader(Passes(data), batch_size) if isinstance(data, IterableDataset) else data
+
+
 def read_data(images: Any, labels: Any, class_names: Sequence[str] | None, scaled: bool, where: str = "fit") -> Given:
     """Read what a user gave as data; of a Dataset or DataLoader only a sample.
 
@@ -76,7 +94,12 @@ def read_data(images: Any, labels: Any, class_names: Sequence[str] | None, scale
     if isinstance(images, (TorchDataset, DataLoader, Dataset)) and labels is not None:
         raise UserError("fit: a Dataset or DataLoader has labels of its own; omit labels")
     if labels is None and not isinstance(images, Dataset):
-        raise UserError("fit: give labels with the images, or a Dataset or DataLoader of both")
+        raise UserError(
+            "fit: give labels with the images, or a Dataset or DataLoader of both, or the path of tar shards"
+        )
+    if isinstance(images, StreamedDataset):  # uint8, so nothing but their shape can be wrong
+        few = images.images[:SAMPLE], images.targets[:SAMPLE]
+        return Given(images, [few], scaled)
     if isinstance(images, Dataset):
         check_images(images.images, where, scaled)
     data = images if isinstance(images, Dataset) else make_dataset(images, labels, class_names, scaled)

@@ -48,29 +48,30 @@ def load_image(path: str | Path, image_shape: tuple[int, int, int]) -> Tensor:
     return torch.from_numpy(np.broadcast_to(pixels, image_shape).copy())
 
 
-def decode(path: Path, size: tuple[int, int], channels: int | None) -> np.ndarray:
+def decode(path: Path, size: tuple[int, int] | None, channels: int | None, content: bytes | None = None) -> np.ndarray:
     """Decode a file, upright and resized.
 
     Args:
         path: the file.
-        size: (H, W).
+        size: (H, W); None keeps the size of the file.
         channels: 1 converts to grey; with 3 or None a grey file keeps its one channel.
+        content: of a file that is inside another; `path` then only names it.
 
     Returns:
         (1 or 3, H, W) uint8.
     """
     from PIL import Image, ImageOps
 
-    height, width = size
-    with opened_image(path) as image:
-        # the JPEG decoder may skip the detail of large photographs; keep twice the size for the resize
-        image.draft(None, (2 * max(size), 2 * max(size)))
+    with opened_image(path, content) as image:
+        if size is not None:
+            # the JPEG decoder may skip the detail of large photographs; keep twice the size for the resize
+            image.draft(None, (2 * max(size), 2 * max(size)))
         ImageOps.exif_transpose(image, in_place=True)
         flat = _eight_bits(image)
         if channels == 1:
             flat = flat.convert("L")
-        if flat.size != (width, height):
-            flat = flat.resize((width, height), Image.Resampling.BILINEAR)  # Pillow's bilinear averages when it shrinks
+        if size is not None and flat.size != size[::-1]:
+            flat = flat.resize(size[::-1], Image.Resampling.BILINEAR)  # Pillow's bilinear averages when it shrinks
         pixels = np.asarray(flat)
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
@@ -112,19 +113,23 @@ def upright_size(path: Path) -> tuple[int, int]:
         return (image.width, image.height) if turned else (image.height, image.width)
 
 
+def is_grey(path: Path, content: bytes | None = None) -> bool:
+    """Return whether a file decodes to one channel; its header says so, and no pixel is decoded."""
+    with opened_image(path, content) as image:
+        return _is_grey(image)
+
+
 @contextmanager
-def opened_image(path: Path) -> Iterator[Image.Image]:
+def opened_image(path: Path, content: bytes | None = None) -> Iterator[Image.Image]:
     """Open an image file without decoding it; every error, here or while it is used, becomes an UnreadableImage."""
     from PIL import Image
 
     try:
-        found = path.stat()
-        if not stat.S_ISREG(found.st_mode):
-            raise ValueError("it is not a file")  # opening a pipe would block
+        file, size = _opened(path) if content is None else (io.BytesIO(content), len(content))
         # not Image.open(path), which memory-maps an uncompressed TIFF with the sides of a turned one swapped
-        with path.open("rb") as file, _bounded(file, FORMATS) as image:
-            if image.width * image.height > max(MIN_PIXEL_LIMIT, MAX_PIXELS_PER_BYTE * found.st_size):
-                raise ValueError(f"{image.width}×{image.height} pixels cannot be in {found.st_size:,} bytes")
+        with file, _bounded(file, FORMATS) as image:
+            if image.width * image.height > max(MIN_PIXEL_LIMIT, MAX_PIXELS_PER_BYTE * size):
+                raise ValueError(f"{image.width}×{image.height} pixels cannot be in {size:,} bytes")
             yield image
     except FileNotFoundError as error:
         raise UnreadableImage(path, "there is no such file") from error
@@ -135,6 +140,14 @@ def opened_image(path: Path) -> Iterator[Image.Image]:
     except Exception as error:
         # A damaged file can make a decoder raise nearly anything (SyntaxError, struct.error, IndexError, ...).
         raise UnreadableImage(path, str(error) or type(error).__name__) from error
+
+
+def _opened(path: Path) -> tuple[BinaryIO, int]:
+    """A file and its size."""
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise ValueError("it is not a file")  # opening a pipe would block
+    return path.open("rb"), found.st_size
 
 
 @contextmanager
@@ -162,7 +175,7 @@ def _eight_bits(image: Image.Image, background: str = "black") -> Image.Image:
         return _from_sixteen_bits(image)
     if image.mode == "F":
         raise ValueError("floating-point pixels have no known range; save it with 8 or 16 bits a channel")
-    grey = image.mode in ("1", "L", "LA") or (image.mode in ("P", "PA") and _grey_palette(image))
+    grey = _is_grey(image)
     if image.mode in ("LA", "PA", "RGBA", "RGBa") or "transparency" in image.info:
         image = Image.alpha_composite(Image.new("RGBA", image.size, background), image.convert("RGBA"))
     return image.convert("L" if grey else "RGB")
@@ -180,6 +193,12 @@ def _from_sixteen_bits(image: Image.Image) -> Image.Image:
 def sixteen_to_eight_bits(values: np.ndarray) -> np.ndarray:
     """Scale 0..65535 to 0..255, rounded to the nearest."""
     return ((values.astype(np.int32) + 128) // 257).astype(np.uint8)
+
+
+def _is_grey(image: Image.Image) -> bool:
+    if image.mode in ("P", "PA"):
+        return _grey_palette(image)
+    return image.mode in ("1", "L", "LA") or image.mode.startswith("I")
 
 
 def _grey_palette(image: Image.Image) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import singledispatch
 from typing import Any, NamedTuple
 
@@ -202,16 +202,44 @@ def batches(
     count = num_batches(len(dataset), batch_size, drop_last=drop_last)
     if start < 0:
         raise UserError(f"start={start}: give the number of batches to skip, 0 or more")
-    loader = DeviceLoader(dataset, device) if isinstance(dataset, Dataset) else dataset
+    loader = plain_loader(dataset, device) if isinstance(dataset, Dataset) else dataset
     order = epoch_order(len(dataset), seed, epoch) if shuffle else torch.arange(len(dataset))
     if loader.on_device:
         order = order.to(loader.device)  # once an epoch, not once a batch
+    plan_epoch(loader, order[: count * batch_size], batch_size, start)
     return (loader.take(order[i * batch_size : (i + 1) * batch_size])[:2] for i in range(start, count))
 
 
+def plan_epoch(
+    loader: Any,
+    order: Tensor,
+    batch_size: int,
+    start: int = 0,
+    share: Callable[[int], tuple[int, int]] | None = None,
+) -> None:
+    """Tell a loader that reads ahead which batches will be taken; others need not know.
+
+    Args:
+        loader: any loader; one that reads ahead has a method `plan`.
+        order: (N,) the examples of the epoch.
+        batch_size: examples in a batch.
+        start: number of batches to skip.
+        share: the half-open range of a batch of B that this process needs; by default all of it.
+    """
+    plan = getattr(loader, "plan", None)
+    if plan is not None:
+        plan(iter(order.split(batch_size)[start:]), batch_size, share)
+
+
+@singledispatch
 def plain_loader(data: Any, device: torch.device | str) -> Any:
     """The loader of a data set for evaluation: its images as they are, even of one that draws random pairs of them."""
-    return DeviceLoader(data, device) if isinstance(data, Dataset) else make_loader(data, device)
+    return make_loader(data, device)
+
+
+@plain_loader.register(Dataset)
+def _(data: Dataset, device: torch.device | str) -> DeviceLoader:
+    return DeviceLoader(data, device)
 
 
 def num_batches(images: int, batch_size: int, *, drop_last: bool = False) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
 
 from torchcaps.data.dataset import Dataset, Splits
 from torchcaps.data.datasets.affnist import affnist_like_splits, affnist_splits, expanded_splits
@@ -20,12 +22,16 @@ from torchcaps.data.datasets.shapes.parts import PARTS
 from torchcaps.data.datasets.shapes.sets import shapes_splits
 from torchcaps.data.datasets.smallnorb import SIDE, VALIDATION_TOY, smallnorb_splits
 from torchcaps.data.download import REMOTES, dataset_folder, fetch
+from torchcaps.data.encoded import load_packed
 from torchcaps.data.folder import load_folder
 from torchcaps.data.formats.idx import read_idx_pair
+from torchcaps.data.hugging_face import is_saved_dataset, list_saved
 from torchcaps.data.images import check_channels, check_size, resize_images, set_channels
 from torchcaps.data.mask_folder import is_mask_folder
 from torchcaps.data.mask_sources import MASK_SOURCES, MaskOptions
 from torchcaps.data.split import SplitOptions, split_dataset
+from torchcaps.data.storage import StorageOptions
+from torchcaps.data.tar_shards import is_shards, list_shards
 from torchcaps.errors import UserError, did_you_mean
 from torchcaps.registry import Registry
 
@@ -50,13 +56,20 @@ def load_data(
     per_class: int | None = None,
     positive: int | None = None,
     num_classes: int | None = None,
+    storage: str = "memory",
+    workers: int | None = None,
+    cache_dir: str | Path | None = None,
+    on_error: str = "stop",
+    processes: int = 1,
+    console: Console | None = None,
 ) -> Splits[Any]:
     """Load training, validation and test data: a Dataset each, or a SegmentationDataset where images have masks.
 
     Args:
         source: a name in SOURCES, or in MASK_SOURCES for images with masks.
-        path: the folder (or CSV file) of "folder", or the folder of "pairs"; for other sources, the folder of their
-            files, if that is not the data folder.
+        path: the folder (or CSV file) of "folder", or the folder of "pairs"; the tar files of "shards", as in
+            train-{000..009}.tar; the folder of "hugging-face" that `save_to_disk` has written; for other sources, the
+            folder of their files, if that is not the data folder.
         image_size: pixels a side, or (H, W); None keeps the size of the source (an image folder: 32).
         channels: 1 or 3; None keeps those of the source.
         validation: fraction (below 1) or number of images held out from training; 0 for none.
@@ -67,28 +80,41 @@ def load_data(
         per_class: the number of training images to keep of each class.
         positive: the value of masks that is class 1, all others being background.
         num_classes: the number of classes of masks, if not every class occurs.
+        storage, workers, cache_dir, on_error, processes, console: of images in files or shards; see `StorageOptions`.
     """
     if source not in SOURCES and source not in MASK_SOURCES:
         hint = "for a folder of images use source='folder' and path=" if Path(source).exists() else ""
         raise UserError(f"unknown data source {source!r}: {hint or did_you_mean(source, [*SOURCES, *MASK_SOURCES])}")
     size, folder = check_size(image_size), None if path is None else Path(path).expanduser()
     check_channels(channels)
+    kept = StorageOptions(storage, workers, cache_dir, on_error, processes, console)
+    if source not in STORED and (storage in ("cache", "stream") or on_error == "skip"):
+        raise UserError(
+            f"storage and on_error are for folders, shards and Hugging Face data; {source} is kept in memory: omit them"
+        )
     if source in MASK_SOURCES:
         if per_class is not None:
             raise UserError("per_class: an image with a mask has no single class; use limit")
-        options = MaskOptions(folder, size, channels, positive, num_classes, validation, test, split_seed, limit)
-        return MASK_SOURCES[source](options)
+        masks = MaskOptions(folder, size, channels, positive, num_classes, validation, test, split_seed, limit)
+        return MASK_SOURCES[source](masks)
     if positive is not None or num_classes is not None or isinstance(test, str):
         raise UserError(f"positive, num_classes and names of test images are for images with masks, not for {source}")
-    return SOURCES[source](folder, size, channels, SplitOptions(validation, test, split_seed, limit, per_class))
+    split = SplitOptions(validation, test, split_seed, limit, per_class)
+    if source in STORED:
+        return STORED[source](folder, size, channels, split, kept)
+    return SOURCES[source](folder, size, channels, split)
 
 
 def named_data(text: str) -> tuple[str, str | None]:
-    """Return the (source, path) that `--data TEXT` stands for: a folder of images or of pairs, a CSV file, or
-    the name of a data set."""
+    """Return the (source, path) that `--data TEXT` stands for: a folder of images or of pairs, a CSV file, tar shards,
+    a folder that `save_to_disk` has written, or the name of a data set."""
+    if is_saved_dataset(Path(text)):
+        return "hugging-face", str(Path(text).resolve())
+    if is_shards(text):
+        return "shards", os.path.abspath(text)
     if Path(text).exists():
         return "pairs" if is_mask_folder(Path(text)) else "folder", str(Path(text).resolve())
-    if text not in ("folder", "pairs") and (text in SOURCES or text in MASK_SOURCES):
+    if text not in (*STORED, "pairs") and (text in SOURCES or text in MASK_SOURCES):
         return text, None
     raise UserError(f"--data {text}: there is no such folder, and no data set of that name; see `torchcaps list`")
 
@@ -205,10 +231,40 @@ def _scattered(
     return scattered_splits(source(path, (side, side), 1, replace(options, limit=None)), options.limit)
 
 
-def _folder(path: Path | None, size: Size, channels: int | None, options: SplitOptions) -> Splits:
+def _folder(
+    path: Path | None,
+    size: Size,
+    channels: int | None,
+    options: SplitOptions,
+    storage: StorageOptions | None = None,
+) -> Splits:
     if path is None:
         raise UserError("source='folder' needs path=, the folder of images (or a .csv file)")
-    return load_folder(path, size, channels, options)
+    return load_folder(path, size, channels, options, storage)
+
+
+def _tar_shards(
+    path: Path | None,
+    size: Size,
+    channels: int | None,
+    options: SplitOptions,
+    storage: StorageOptions | None = None,
+) -> Splits:
+    if path is None:
+        raise UserError("source='shards' needs path=, such as shards/train-{000..009}.tar")
+    return load_packed(list_shards(str(path)), size, channels, options, storage, "shards")
+
+
+def _hugging_face(
+    path: Path | None,
+    size: Size,
+    channels: int | None,
+    options: SplitOptions,
+    storage: StorageOptions | None = None,
+) -> Splits:
+    if path is None:
+        raise UserError("source='hugging-face' needs path=, the folder that save_to_disk has written")
+    return load_packed(list_saved(path), size, channels, options, storage, "hugging-face")
 
 
 _BOAT_PARTS = ("rectangle", "triangle")
@@ -221,6 +277,11 @@ SHAPE_SOURCES = (
         "scenes", 10_000, "crowded", PARTS[:4], **_SCENE, number=(1, 6), overlap=(0.0, 0.4), distractors=(0, 2)
     ),
 )
+STORED = {
+    "folder": _folder,
+    "shards": _tar_shards,
+    "hugging-face": _hugging_face,
+}  # whose images are kept as one chooses
 _KNOWN: dict[str, Callable[[Path | None, Size, int | None, SplitOptions], Splits]] = {
     "digits": _digits,
     "mnist": _mnist,
@@ -243,7 +304,7 @@ _KNOWN: dict[str, Callable[[Path | None, Size, int | None, SplitOptions], Splits
     **{source.name: source for source in SHAPE_SOURCES},
     "scattered-digits": partial(_scattered, _digits, 24),
     "scattered-mnist": partial(_scattered, _mnist, 28),
-    "folder": _folder,
+    **STORED,
 }
 SOURCES = Registry("data set", "register_data", _KNOWN)
 
@@ -290,4 +351,5 @@ def convert_splits(splits: Splits, size: Size, channels: int | None) -> Splits:
 
 def _converted(data: Dataset, size: Size, channels: int | None) -> Dataset:
     images = set_channels(data.images, channels)
-    return replace(data, images=resize_images(images, size or data.image_shape[1:]))
+    resized = resize_images(images, size or data.image_shape[1:])
+    return replace(data, images=resized, digests=None)

@@ -18,6 +18,7 @@ from torchcaps.data.loader import Batch, as_float, make_loader
 from torchcaps.errors import UserError
 
 SAMPLE = 32  # examples of a Dataset that are looked at before training, spread over all of it
+MAX_COUNTED = 100_000_000  # examples of a data set without a length
 SAMPLE_BATCHES = 2  # of a DataLoader: its first
 NO_BATCHES = "fit: the DataLoader has no batches; check its data set, and drop_last"
 
@@ -70,6 +71,39 @@ class Stream:
     def content(self) -> Iterator[memoryview | bytes]:
         """Yield nothing: a stream has no fingerprint."""
         return iter(())
+
+
+class Passes(torch_data.IterableDataset):
+    """An iterable data set of a user's with a length; every pass over it is an epoch of its own.
+
+    Args:
+        source: the data set. One without a length is counted by a first pass.
+    """
+
+    def __init__(self, source: Any) -> None:
+        self.source, self.classes = source, getattr(source, "classes", None)
+        self._length: int | None = None
+        self._passes = 0
+
+    def __len__(self) -> int:
+        if self._length is None:
+            try:
+                self._length = len(self.source)
+            except TypeError:
+                examples = getattr(self.source, "undecoded", self.source)
+                self._length = sum(1 for _ in islice(examples, MAX_COUNTED + 1))
+                if self._length > MAX_COUNTED:
+                    raise UserError(
+                        f"fit: the iterable data set has more than {MAX_COUNTED:,} examples: give it a length "
+                        "(__len__), the number of examples in an epoch"
+                    ) from None
+        return self._length
+
+    def __iter__(self) -> Iterator[Any]:
+        if callable(set_epoch := getattr(self.source, "set_epoch", None)):
+            set_epoch(self._passes)
+        self._passes += 1
+        return iter(self.source)
 
 
 class StreamLoader:
@@ -141,10 +175,8 @@ def make_stream(
         length = len(source)
     except TypeError:
         length = None
-    if length is None or isinstance(source, torch_data.IterableDataset):
-        raise UserError(
-            "fit: an epoch of this data has no end: give an iterable data set a length (__len__) and a DataLoader"
-        )
+    if length is None:
+        raise UserError("fit: an epoch of this DataLoader has no end: give its iterable data set a length (__len__)")
     if length == 0:
         raise UserError("fit: the data set is empty")
     with torch.random.fork_rng(devices=[]):

@@ -1,6 +1,7 @@
 """Several processes that train one model: devices, ranks, and what the ranks tell each other.
 
-Every rank holds all images and draws the same random numbers, so it knows the whole batch and takes its own part of it.
+Every rank draws the same random numbers for the whole batch and takes its own part of it. It holds all images, or reads
+only those of its part where they are in a cache or streamed.
 Together the ranks take the step that one process would take, except for the order of sums. DistributedDataParallel
 averages the gradients, or FSDP where weights are sharded (fsdp.py). Only rank 0 writes files.
 """
@@ -56,6 +57,11 @@ class Distributed:
         return self.rank == 0
 
     @property
+    def size_on_this_machine(self) -> int:
+        """The ranks that share this machine's memory."""
+        return max(1, self.size // max(1, getattr(self.fabric.strategy, "num_nodes", 1)))
+
+    @property
     def sharded(self) -> bool:
         """Whether each rank has a shard of every weight."""
         return isinstance(self.fabric.strategy, ModelParallelStrategy)
@@ -66,10 +72,18 @@ class Distributed:
             return BatchShard(batch, 1.0, True)
         assert batch[0] is not None
         total = len(batch[0])
-        start, end = (total * number // self.size for number in (self.rank, self.rank + 1))
+        start, end = self._bounds(total)
         weight = (end - start) * self.size / total
-        chosen = slice(start, end) if end > start else slice(0, 1)
+        chosen = slice(*self.share(total))
         return BatchShard(tuple(None if each is None else each[chosen] for each in batch), weight, end > start)
+
+    def share(self, total: int) -> tuple[int, int]:
+        """The half-open range of a batch of `total` examples that this rank computes; at least one, counted or not."""
+        start, end = self._bounds(total)
+        return (start, end) if end > start else (0, 1)
+
+    def _bounds(self, total: int) -> tuple[int, int]:
+        return total * self.rank // self.size, total * (self.rank + 1) // self.size
 
     def sum(self, values: list[float]) -> list[float]:
         """Each number summed over all ranks."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from torchcaps.data.arrays import as_dataset
-from torchcaps.data.given import Given, hold_out, read_data
+from torchcaps.data.given import Given, hold_out, open_data, read_data
 from torchcaps.errors import UserError
 from torchcaps.models import ImageModel
 from torchcaps.models.wrapped import Answers, WrappedModule
@@ -61,16 +61,15 @@ def fit(
 
     Args:
         model: a name; or a module that returns `Output`, Capsules (their lengths are the answers) or a tensor (B, J).
-        images: (N, H, W), (N, C, H, W) or (N, H, W, C), uint8 or floats in [0, 1]; or a torch Dataset of pairs
-            (image, label), or a DataLoader, which decides on batches and order. Neither is loaded into memory: 32
-            examples of a Dataset, and two batches of a DataLoader, are checked before training, and all of them in the
-            first epoch. A module of your own may take other floats, and a Dataset of other inputs.
+        images: (N, H, W), (N, C, H, W) or (N, H, W, C), uint8 or floats in [0, 1]; or a source that is not loaded into
+            memory: a torch Dataset of pairs (image, label); a DataLoader, which decides on batches and order; an
+            iterable data set, counted by a first pass if it has no length; a data set of the library `datasets`; the
+            path of tar shards, "train-{000..009}.tar". 32 examples, or two batches, are checked before training, and
+            all in the first epoch. A module of your own may take other floats, and a Dataset of other inputs.
         labels: of arrays: (N,) class ids from 0, or names, or (N, J) multi-hot.
-        epochs: passes over the images.
-        batch_size: images in a batch.
-        lr: the learning rate.
-        validation: share or number of images to hold out, by default 0.1 (of a DataLoader none); or a pair of arrays, a
-            Dataset or a DataLoader.
+        epochs, batch_size, lr: passes over the images, images in a batch, and the learning rate.
+        validation: share or number of images to hold out, by default 0.1 (of batches and iterables none); or a pair of
+            arrays, or any source of data.
         seed: of the split, the weights, the order and the augmentation.
         device: auto, cpu, cuda or mps.
         class_names: one for each class; by default the labels, or the attribute `classes` of the Dataset.
@@ -86,6 +85,7 @@ def fit(
     Returns:
         The trained model, or the module itself, in evaluation mode; and the history.
     """
+    images, validation = open_data(images, batch_size), open_data(validation, batch_size)
     own = not isinstance(model, str) or any(each is not None for each in (loss, task, optimizer))
     recipe = _recipe(model, images, own, settings, model_options, epochs, batch_size, lr, seed)
     fabric = make_fabric(device, recipe.train.precision)

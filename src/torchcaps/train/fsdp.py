@@ -1,7 +1,8 @@
 """Sharded training (FSDP): each rank keeps a shard of every weight, for layers too large to train on one device.
 
-Weights, moments and averages are sharded, by Fabric's ModelParallelStrategy; weights are gathered while the model
-computes. Files and the final measurements are of the whole model, which rank 0 gathers when it is needed.
+Weights, moments and averages are sharded, by Fabric's ModelParallelStrategy; the weights of each capsule layer are
+gathered while it computes. Files and the final measurements are of the whole model, which rank 0 gathers when it is
+needed.
 """
 
 from __future__ import annotations
@@ -13,9 +14,20 @@ from typing import cast
 
 from lightning_fabric import Fabric
 from lightning_fabric.strategies import ModelParallelStrategy
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from torchcaps.errors import UserError
+from torchcaps.layers import (
+    ClassCaps,
+    ConvCaps2d,
+    DeconvCaps2d,
+    DenseCaps,
+    MatrixConvCaps2d,
+    MatrixPrimaryCaps,
+    PartCaps,
+    PrimaryCaps,
+)
 from torchcaps.models import ImageModel
 from torchcaps.train.callbacks import Callback
 from torchcaps.train.checkpoint import copy_progress, copy_state
@@ -23,6 +35,12 @@ from torchcaps.train.distributed import Distributed
 from torchcaps.train.recipe import Recipe
 from torchcaps.train.state import State, make_optimizer
 from torchcaps.train.totals import Totals
+
+# Layers that alone read their weights. The layouts of WholeCaps are few, and read by the model and its losses as well.
+CAPSULE_LAYERS = (
+    *(ClassCaps, ConvCaps2d, DeconvCaps2d, DenseCaps, MatrixConvCaps2d, MatrixPrimaryCaps),
+    *(PartCaps, PrimaryCaps),
+)
 
 
 def shard_state(state: State, recipe: Recipe, fabric: Fabric) -> State:
@@ -35,23 +53,42 @@ def shard_state(state: State, recipe: Recipe, fabric: Fabric) -> State:
         raise UserError("optim.sam_rho needs whole weights, and --shard splits them: omit it")
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")  # nothing changes it in place
     mesh = cast(ModelParallelStrategy, fabric.strategy).device_mesh["data_parallel"]
-    model = _sharded(state.model, mesh)
-    average = None if state.average is None else _sharded(state.average, mesh)
+    model = shard_model(state.model, mesh)
+    average = None if state.average is None else shard_model(state.average, mesh)
     optimizer = make_optimizer(model, recipe.optim, fabric.device, sharded=True)
     shards = replace(state, model=model, average=average, optimizer=optimizer)
     copy_state(state, shards)
     return shards
 
 
-def _sharded(network: ImageModel, mesh: DeviceMesh) -> ImageModel:
-    """All layers as one unit: capsule layers return types that FSDP does not look into, so it could not tell when to
-    gather a single layer. Weights and gradients are whole during a step; moments and averages never are."""
+def shard_model(network: ImageModel, mesh: DeviceMesh) -> ImageModel:
+    """A copy with each capsule layer as a unit of its own, and all other layers as one.
+
+    The weights of a unit are whole only while it computes, forward or backward. Moments and averages never are.
+    """
     from torch.distributed.fsdp import fully_shard
 
+    if scalars := [name for name, parameter in network.named_parameters() if not parameter.ndim]:
+        raise UserError(
+            f"--shard: {type(network).__name__} has parameters of one number ({scalars[0]}), which cannot be split: "
+            "omit --shard"
+        )
     network = copy.deepcopy(network)
     # Reshard after every forward pass: after an evaluation nothing else would do it.
-    fully_shard(network, mesh=mesh, reshard_after_forward=True)
+    for unit in (*capsule_layers(network), network):
+        fully_shard(unit, mesh=mesh, reshard_after_forward=True)
     return network
+
+
+def capsule_layers(network: nn.Module) -> list[nn.Module]:
+    """The capsule layers of a network that have weights and are not inside another."""
+    found: list[nn.Module] = []
+    for child in network.children():
+        if isinstance(child, CAPSULE_LAYERS):
+            found += [child] if any(True for _ in child.parameters()) else []
+        else:
+            found += capsule_layers(child)
+    return found
 
 
 class GatheredCallback(Callback):

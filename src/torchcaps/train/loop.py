@@ -11,6 +11,7 @@ from lightning_fabric import Fabric
 from torch import Tensor
 
 from torchcaps.data import epoch_order, make_loader, num_batches
+from torchcaps.data.loader import plan_epoch
 from torchcaps.train.callbacks import Callback
 from torchcaps.train.cudagraph import RecordedStep, tuned
 from torchcaps.train.distributed import Distributed
@@ -49,6 +50,7 @@ def train(
             # Sums from before a resume are of all ranks together, so only rank 0 has them; all ranks have the names.
             totals.start(state.totals if dist.is_main else dict.fromkeys(state.totals, 0.0))
             order = _epoch_order(state, settings, data)
+            plan_epoch(data, order, settings.batch_size, state.batch, dist.share)
             check = _NonfiniteCheck(step, guard, dist, state, order, settings.batch_size, steps_per_epoch)
             started, seconds_before = time.perf_counter(), state.seconds
             for batch in range(state.batch, steps_per_epoch):

@@ -40,6 +40,10 @@ class DataSection(Section):
     per_class: int | None = Field(None, ge=1)
     positive: int | None = Field(None, ge=0)  # of masks: the value of the foreground
     num_classes: int | None = Field(None, ge=2)  # of masks, where some class ids may be missing
+    storage: Literal["auto", "memory", "cache", "stream"] = "auto"  # of files and shards; results never depend on it
+    workers: int | None = Field(None, ge=1)  # threads that decode and read; null: one for each core, at most 8
+    cache_dir: str | None = None  # folder of image caches; null: in the data folder
+    on_error: Literal["stop", "skip"] = "stop"  # what to do about unreadable images
 
 
 class AugmentSection(Section):

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from torchcaps._version import __version__
 from torchcaps.data import Examples, Splits, epoch_size, load_data, num_batches
-from torchcaps.errors import UserError
+from torchcaps.errors import UnreadableImage, UserError
 from torchcaps.io.atomic import write_text
 from torchcaps.models import ImageModel, load
 from torchcaps.models.files import check_savable, write_model
@@ -34,6 +34,7 @@ from torchcaps.train.setup import make_state
 from torchcaps.train.state import State, seeded
 from torchcaps.train.tasks import Task
 
+MACHINE_SETTINGS = ("data.storage=", "data.workers=", "data.cache_dir=")  # results never depend on these
 FIXED_SETTINGS = ("data.", "augment.crop=", "train.batch_size=", "train.seed=", "train.repeat=")  # by a run
 
 
@@ -88,7 +89,7 @@ def resume_run(
     if not (folder / "recipe.yaml").is_file():
         raise UserError(f"{folder} is not a run: it has no recipe.yaml; give the folder that `torchcaps train` named")
     for override in overrides:
-        if override.startswith(FIXED_SETTINGS):
+        if override.startswith(FIXED_SETTINGS) and not override.startswith(MACHINE_SETTINGS):
             raise UserError(f"--resume: {override.partition('=')[0]} is fixed by the run; start a new run to change it")
     recipe = load_recipe(str(folder / "recipe.yaml"), overrides)
     import_plugins(recipe)
@@ -125,7 +126,8 @@ class _Run:
             if self.resume:
                 self.dist.broadcast_from_main(lambda: self._lock("make it writable, or move the run"))
             self.lock.enter_context(enough_memory(self.recipe, self.folder, self.resume))
-            splits = load_data(**self.recipe.data.model_dump())
+            processes = self.dist.size_on_this_machine
+            splits = load_data(**self.recipe.data.model_dump(), processes=processes, console=self.console)
             self._check(splits)
             with seeded(self.recipe.train.seed, self.device):
                 state, task = self._train(splits)
@@ -167,6 +169,8 @@ class _Run:
             try:
                 train(trained, splits.train, splits.validation, task, recipe, dist.fabric, shown)
                 self._gather(trained, state)
+            except UnreadableImage as error:  # a file that was there when the run began
+                raise UserError(f"{error}. {saved_state(self.folder)}") from error
             except Diverged as error:
                 raise UserError(f"{error}. {saved_state(self.folder)}; {ADVICE}") from error
             except Interrupted:
@@ -272,7 +276,8 @@ class _Run:
         """Keep the chosen weights, evaluate on the test set (once), write the summary and the report."""
         model = self._chosen_model(state)
         about = {"recipe": self.recipe.name, "seed": self.recipe.train.seed}
-        about |= {"data": self.recipe.data.model_dump(mode="json"), **task.origin(self.recipe, splits.train)}
+        data = self.recipe.data.model_dump(mode="json", exclude={"workers", "cache_dir"}) | {"storage": "auto"}
+        about |= {"data": data, **task.origin(self.recipe, splits.train)}
         model.trained_by = {**about, "fingerprint": state.data}
         calibrated = task.calibrate(model, splits.train, splits.validation)
         (self.folder / "model").mkdir(exist_ok=True)
@@ -324,6 +329,7 @@ class _Run:
             "epochs": state.epoch,
             "steps": state.step,
             "train_n": len(splits.train),
+            **({"left_out": len(splits.left_out)} if splits.left_out else {}),
             "train_seconds": round(state.seconds, 3),
             "images_per_second": round(examples / state.seconds, 1),
             **results.scores(task.measure),

@@ -58,7 +58,7 @@ def run_suite(
     if n < 1:
         raise UserError(f"--n {n}: give the number of test images to use, at least 1")
     chosen, _, _ = split_dataset(dataset, None, None, SplitOptions(validation=0, test=0, seed=seed, limit=n))
-    result = {**SUITES[suite](models, model.prepare(chosen.images), chosen.targets, seed=seed), "data": source}
+    result = {**SUITES[suite](models, model.prepare(chosen.images[:]), chosen.targets, seed=seed), "data": source}
     if out is not None:
         picture = png_bytes(FIGURES[suite](result))
         (out / f"{suite}.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

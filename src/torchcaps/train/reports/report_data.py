@@ -2,26 +2,46 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchcaps import explain
+from torchcaps.models import ImageModel
+
+
+class PreparedImages:
+    """Images (N, C, H, W) in [0, 1] as a model takes them, on the CPU; only those that are indexed are prepared.
+
+    Args:
+        model: prepares them.
+        images: (N, C, H', W') uint8 or float, a tensor or FileImages.
+    """
+
+    def __init__(self, model: ImageModel, images: Any) -> None:
+        self.model, self.images = model, images
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: Any) -> Tensor:
+        chosen = self.images[index]
+        return self.model.prepare(chosen).cpu() if chosen.ndim == 4 else self.model.prepare(chosen[None])[0].cpu()
 
 
 class ReportData(NamedTuple):
     """Test images and predictions.
 
     Attributes:
-        images: (N, C, H, W) in [0, 1].
+        images: (N, C, H, W) in [0, 1], a tensor or PreparedImages.
         targets: (N,) class ids, or (N, J) multi-hot.
         lengths: (N, J) of the class capsules.
         names: of the classes.
         each: the number of classes in every image, if known.
     """
 
-    images: Tensor
+    images: Any
     targets: Tensor
     lengths: Tensor
     names: list[str]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,13 +26,14 @@ from torchcaps.train.failures import is_out_of_memory
 from torchcaps.train.recipe import AugmentSection, LossSection, Recipe
 from torchcaps.train.reports.classification import classification_sections
 from torchcaps.train.reports.page import Report
-from torchcaps.train.reports.report_data import ReportData
+from torchcaps.train.reports.report_data import PreparedImages, ReportData
 from torchcaps.train.tasks.base import EVALUATION_BATCH, Task
 from torchcaps.train.tasks.test_sets import classification_test_set
 from torchcaps.train.totals import Totals
 
 PAPER_RECONSTRUCTION = 0.0005 * 28 * 28  # the paper's weight, for images of any size: divided by the number of values
 SPREAD = (0.2, 0.9)  # the margin of the spread loss at the start and at the end of training
+EVALUATION_PIXELS = EVALUATION_BATCH * 96 * 96  # in a batch
 TERMS = ("margin", "spread", "reconstruction", "cross_entropy", "disagreement", "absence")
 
 
@@ -152,7 +155,7 @@ class ClassificationTask(Task):
             views: answer by the mean over nine views of each image, moved by up to a pixel. The loss is that of the
                 image itself.
         """
-        was_training, size = model.training, 1 if data.batched else EVALUATION_BATCH
+        was_training, size = model.training, 1 if data.batched else _evaluation_batch(data.image_shape)
         model.eval()
         try:
             while True:
@@ -215,10 +218,15 @@ class ClassificationTask(Task):
 
     def write_report(self, report: Report, part: Dataset, result: ClassificationResult | None) -> Path:
         model = report.model
-        images = part.images if result is None else model.prepare(part.images).cpu()
+        images = PreparedImages(model, part.images)
         lengths = torch.zeros(0, model.num_classes) if result is None else result.lengths
         data = ReportData(images, part.targets, lengths, list(model.class_names), part.labels_each)
         return report.write(classification_sections(model, data))
+
+
+def _evaluation_batch(shape: Sequence[int]) -> int:
+    """The images of an evaluation batch: fewer where they are large, so that activations stay as small."""
+    return max(1, min(EVALUATION_BATCH, EVALUATION_PIXELS // math.prod(shape[-2:])))
 
 
 def moved_views(images: Tensor) -> list[Tensor]:

@@ -77,8 +77,8 @@ def _image_settings(model: ImageModel, data: str | None) -> tuple[dict[str, Any]
         own = _own_data(model)
         return {**own, **shape}, own["path"] or own["source"]
     source, path = named_data(data)
-    # Of a folder everything, or its test split if it has one.
-    whole = {"validation": 0, "test": 0} if source == "folder" else {}
+    # Of a folder or of shards everything, or its test split if it has one.
+    whole = {"validation": 0, "test": 0, "storage": "auto"} if path is not None else {}
     return {"source": source, "path": path, **whole, **shape}, data
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
-from torchcaps.errors import UserError
+from torchcaps.errors import MissingPackage
 
 
 def import_extra(extra: str, *names: str) -> list[ModuleType]:
@@ -13,6 +13,7 @@ def import_extra(extra: str, *names: str) -> list[ModuleType]:
     try:
         return [importlib.import_module(name) for name in names]
     except ImportError as error:
-        raise UserError(
-            f"this needs the package {error.name}, which is not installed: pip install 'torchcaps[{extra}]'"
+        raise MissingPackage(
+            f"this needs the package {error.name}, which is not installed: pip install 'torchcaps[{extra}]'",
+            error.name,
         ) from error
