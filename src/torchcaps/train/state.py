@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -74,6 +74,19 @@ class State:
                     group["lr"].fill_(scaled)  # in place: a recorded step knows it by its address
                 else:
                     group["lr"] = scaled
+
+
+def best_epoch(history: Sequence[Mapping[str, float]], measure: str) -> int:
+    """Return how many epochs had been trained when the validation measure was best; 0 without validation.
+
+    Of epochs with the same measure, which are frequent with few validation images, the one of the lowest loss counts.
+
+    Args:
+        history: a dict for each epoch.
+        measure: of the task.
+    """
+    known = [(line[f"val_{measure}"], -line["val_loss"], -i) for i, line in enumerate(history) if "val_loss" in line]
+    return 1 - max(known)[2] if known else 0
 
 
 @contextmanager
