@@ -125,7 +125,7 @@ class TrainSection(Section):
     epochs: int = Field(10, ge=1)
     repeat: int = Field(1, ge=1)  # passes over the images in each epoch, for small data sets
     stop_at: float | None = Field(None, gt=0, le=1)  # validation accuracy or Dice that ends the run
-    patience: int | None = Field(None, ge=1)  # epochs without a better validation result that end the run
+    patience: int | None = Field(None, ge=1)  # epochs without a better validation measure or loss that end the run
     batch_size: int = Field(128, ge=1)
     seed: int = Field(0, ge=0)
     precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 convolutions on CUDA, fp32 elsewhere

@@ -89,6 +89,12 @@ def best_epoch(history: Sequence[Mapping[str, float]], measure: str) -> int:
     return 1 - max(known)[2] if known else 0
 
 
+def lowest_loss_epoch(history: Sequence[Mapping[str, float]]) -> int:
+    """Return how many epochs had been trained when the validation loss was lowest; 0 without validation."""
+    known = [(line["val_loss"], i) for i, line in enumerate(history) if "val_loss" in line]
+    return 1 + min(known)[1] if known else 0
+
+
 @contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
     """Everything inside starts from this seed; afterwards the caller's random state is as before."""

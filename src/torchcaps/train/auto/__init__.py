@@ -72,7 +72,7 @@ def choose_recipe(facts: FolderFacts, data: DataSection | None = None) -> dict[s
             "batch_size": BATCH if facts.images < MANY_IMAGES else LARGE_BATCH,
             "ema": 0.99,
             "select": "best",
-            "patience": max(5, epochs // 3) if held_out else None,
+            "patience": max(5, epochs // 2) if held_out else None,
             "baselines": not facts.several,
         },
     }
@@ -90,7 +90,9 @@ def _augment(facts: FolderFacts, side: int) -> dict[str, Any]:
     found: dict[str, Any] = {"shift": max(1, side // 8), "flip": mirrors, "flip_vertical": turns, "turn": turns}
     if facts.photographs:
         found |= {"brightness": 0.1, "contrast": 0.3}
-    elif not turns:
+    elif turns:  # as in microscopy, where the light differs from image to image
+        found |= {"shift": max(1, side // 16), "brightness": 0.2, "contrast": 0.5}
+    else:
         found |= {"shift": max(1, side // 16), "rotate": 10.0, "shear": 0.1}
     if facts.zooms is not False:
         found["scale"] = 0.1
