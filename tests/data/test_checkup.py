@@ -67,7 +67,7 @@ def test_damaged_rare_uneven_and_tiny(folder):
     told = check_folder(folder).lines()
     assert any(line.startswith("unreadable: 1 files: dog/00.png (") for line in told)
     assert "rare: fewer than 20 training images of owl (1)" in told
-    assert "uneven: 22 training images of cat, 1 of owl" in told
+    assert "uneven: 22 training images of dog, 1 of owl" in told
     assert "tiny: the smallest image has 8×8 pixels" in told
 
 

@@ -228,6 +228,7 @@ def _duplicates(
             if len(group) < 2:
                 continue
             repeated += len(group) - 1
+            group.sort()
             names = tuple(_relative(file, root) for file, _, _ in group)
             if len({target for _, target, _ in group}) > 1:
                 conflicting.append(names)
