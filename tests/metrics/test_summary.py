@@ -44,7 +44,7 @@ def test_top_five_counts_from_ten_classes_on():
 def test_calibration_error_is_the_gap_of_confidence_and_accuracy():
     right_half = reliability(lengths([0, 0, 0, 0], 2, 0.9), torch.tensor([0, 0, 1, 1]))
     assert right_half.error == pytest.approx(0.4)
-    assert right_half.count.sum() == 4
+    assert right_half.images.sum() == 4
     assert np.isnan(right_half.accuracy[0])
     assert reliability(lengths([0, 1], 2, 1.0), torch.tensor([0, 1])).error == 0.0
 

@@ -69,7 +69,7 @@ def test_every_section_is_there(tmp_path):
     ]
     assert [name for name, count in pictures.items() if not count] == ["Result", "Per class", "Summary", "Recipe"]
     told = parts["Result"]
-    assert "<p>Right: 98.77 % of 6 test images of photos." in told
+    assert "<p>98.77 % of 6 test images of photos are classified correctly." in told
     assert "95 % interval is 60.00 % to 99.00 %" in told
     pattern = r'HOG \+ linear SVM</th><td class="number">64.70 %.*Chance</th><td class="number">33.33 %'
     assert re.search(pattern, told, re.DOTALL)

@@ -77,15 +77,15 @@ def figure_reliability(found: Reliability, *, title: str = "") -> Figure:
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     plain_axes(upper, "", "Accuracy")
     upper.plot([0, 1], [0, 1], color=STYLE["faint"], linewidth=1.2)
-    shown = found.count > 0
+    shown = found.images > 0
     upper.plot(
         found.confidence[shown], found.accuracy[shown], color=STYLE["main"], linewidth=1.6, marker="o", markersize=4
     )
     upper.set(xlim=(0, 1), ylim=(0, 1.02))
     upper.yaxis.set_major_formatter(PercentFormatter(1))
     plain_axes(lower, "Confidence", "Images")
-    bins = len(found.count)
-    lower.bar([(k + 0.5) / bins for k in range(bins)], found.count, width=0.9 / bins, color=STYLE["main"])
+    bins = len(found.images)
+    lower.bar([(k + 0.5) / bins for k in range(bins)], found.images, width=0.9 / bins, color=STYLE["main"])
     lower.xaxis.set_major_formatter(PercentFormatter(1))
     return figure
 

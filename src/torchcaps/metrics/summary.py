@@ -44,18 +44,18 @@ class Reliability(NamedTuple):
     Attributes:
         confidence: (K,) mean length or probability of the predicted class.
         accuracy: (K,) share of right predictions.
-        count: (K,) images.
+        images: (K,) how many.
     """
 
     confidence: np.ndarray
     accuracy: np.ndarray
-    count: np.ndarray
+    images: np.ndarray
 
     @property
     def error(self) -> float:
         """The expected calibration error: the mean over images of |accuracy − confidence| of their bin."""
         gaps = np.nan_to_num(np.abs(self.accuracy - self.confidence))
-        return float((gaps * self.count).sum() / max(1, self.count.sum()))
+        return float((gaps * self.images).sum() / max(1, self.images.sum()))
 
 
 def accuracy_interval(accuracy: float, n: int, level: float = 0.95) -> tuple[float, float]:
@@ -100,8 +100,8 @@ def reliability(lengths_NJ: Tensor, targets_N: Tensor, bins: int = BINS) -> Reli
     places = np.minimum((confidence * bins).astype(int), bins - 1)
     count = np.bincount(places, minlength=bins)
     with np.errstate(invalid="ignore"):
-        means = [np.bincount(places, weights=each, minlength=bins) / count for each in (confidence, right)]
-    return Reliability(*means, count)
+        mean, accuracy = (np.bincount(places, weights=each, minlength=bins) / count for each in (confidence, right))
+    return Reliability(mean, accuracy, count)
 
 
 def summary_measures(lengths_NJ: Tensor, targets: Tensor, names: tuple[str, ...], each: int | None) -> dict[str, Any]:

@@ -34,7 +34,7 @@ def answer_sections(summary: Mapping[str, Any], test: ReportData) -> list[str]:
     measured = [(key, summary.get(f"{short}_{key}")) for key in MEASURES]
     others = [(WORDS.get(key, key.replace("_", " ").capitalize()), percent(x)) for key, x in measured if x is not None]
     if others:
-        parts.append(table(others))
+        parts += [paragraph("Further measures:"), table(others)]
     sections = [section("Result", *parts)]
     if not test.several:  # of several labels, a section of the task tells more
         sections.append(section("Per class", table(_per_class(test), ("Class", "Recall", "Precision", "F1", "Images"))))
@@ -59,8 +59,9 @@ def one_line(summary: Mapping[str, Any], short: str) -> str:
 def _sentence(summary: Mapping[str, Any], short: str, part: str, test: ReportData) -> str:
     accuracy, n = summary.get(f"{short}_accuracy"), len(test.images)
     about = f" of {summary['data']}" if summary.get("data") else ""
-    told = "All labels are right in" if test.several else "Right:"
-    sentence = f"{told} {percent(accuracy) if accuracy is not None else '–'} of {n:,} {part} images{about}."
+    share = percent(accuracy) if accuracy is not None else "–"
+    right = "have all labels right" if test.several else "are classified correctly"
+    sentence = f"{share} of {n:,} {part} images{about} {right}."
     if interval := summary.get(f"{short}_accuracy_interval"):
         sentence += f" With so many images, the 95 % interval is {percent(interval[0])} to {percent(interval[1])}."
     return sentence

@@ -91,7 +91,7 @@ def _calibration(test: ReportData) -> list[str]:
     caption = (
         "Confidence is the length or probability of the predicted class. On the diagonal, predictions are right as "
         f"often as their confidence says; the expected calibration error is {percent(found.error)}, over "
-        f"{len(found.count)} bins of equal width. The bars below count images."
+        f"{len(found.images)} bins of equal width. The bars below count images."
     )
     return [picture(explain.figure_reliability(found), "Accuracy by confidence", caption)]
 
@@ -122,7 +122,7 @@ def _mistakes(test: ReportData) -> list[str]:
         test.images[chosen], test.targets[chosen], answers[chosen], test.lengths[chosen], test.names
     )
     how_many = f"{len(mistakes):,} of {len(test.images):,} predictions are wrong"
-    caption = f"{how_many}; the most confident come first, with the length of the predicted class in brackets."
+    caption = f"{how_many}; the most confident come first, with the confidence in brackets."
     if test.several:
         caption = f"{how_many} in at least one class; the most confident come first."
     return [picture(figure, "The most confident wrong predictions", caption)]
