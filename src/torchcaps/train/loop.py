@@ -18,7 +18,7 @@ from torchcaps.train.nonfinite import Diverged, NonfiniteGuard, find_nonfinite_l
 from torchcaps.train.optim.ema import update_average
 from torchcaps.train.optim.schedule import learning_rate
 from torchcaps.train.recipe import Recipe, TrainSection
-from torchcaps.train.state import State, best_epoch, lowest_loss_epoch
+from torchcaps.train.state import State, improved_epoch
 from torchcaps.train.tasks.base import Step, StepContext, Task
 from torchcaps.train.totals import Totals
 
@@ -94,7 +94,7 @@ def why_stopped(state: State, settings: TrainSection, measure: str) -> str | Non
     reached = state.history[-1].get(f"val_{measure}", 0.0) if state.history else 0.0
     if settings.stop_at is not None and reached >= settings.stop_at:
         return "train.stop_at"
-    better = max(best_epoch(state.history, measure), lowest_loss_epoch(state.history))
+    better = improved_epoch(state.history, measure)
     waited = settings.patience is not None and better > 0 and state.epoch - better >= settings.patience
     return "train.patience" if waited else None
 
@@ -121,7 +121,7 @@ def _validate(state: State, validation: Any, task: Task, dist: Distributed) -> d
 
     def measured() -> dict[str, float]:
         found = task.evaluate(state.final, validation)
-        return {"val_loss": found.loss, f"val_{task.measure}": found.score}
+        return {"val_loss": found.loss, f"val_{task.measure}": found.score, "validation_images": len(validation)}
 
     return dist.broadcast_from_main(measured, all_compute=dist.sharded)
 

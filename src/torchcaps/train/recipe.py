@@ -136,7 +136,7 @@ class TrainSection(Section):
     on_nan: Literal["stop", "skip"] = "stop"  # a NaN or infinite loss ends the run, or its step is skipped
     deterministic: bool = False  # on CUDA, bit-identical runs, at some cost in speed
     read_test: bool = True  # no: keep the test set unread while settings are being chosen
-    select: Literal["last", "best"] = "last"  # which weights to keep: the last, or the best on validation
+    select: Literal["last", "best"] = "last"  # weights to keep: the last, or the best on validation (see best_epoch)
     baselines: bool = False  # of classes: also measure chance, the majority class, and HOG features with a linear SVM
     callbacks: tuple[str, ...] = ()  # names of callbacks: mlflow, wandb, or registered by a plugin
 

@@ -34,7 +34,7 @@ from torchcaps.train.recipe import Recipe, import_plugins, load_recipe
 from torchcaps.train.reports.answer import one_line
 from torchcaps.train.reports.page import Report
 from torchcaps.train.setup import make_state
-from torchcaps.train.state import State, best_epoch, seeded
+from torchcaps.train.state import State, improved_epoch, seeded
 from torchcaps.train.tasks import Task
 
 FIXED_SETTINGS = ("data.", "augment.crop=", "train.batch_size=", "train.seed=", "train.repeat=")  # by a run
@@ -204,8 +204,8 @@ class _Run:
 
     def _say_why(self, state: State, task: Task) -> None:
         if why_stopped(state, self.recipe.train, task.measure) == "train.patience":
-            best = best_epoch(state.history, task.measure)
-            self.console.print(f"validation was best after epoch {best}: stopped (train.patience)", highlight=False)
+            last = improved_epoch(state.history, task.measure)
+            self.console.print(f"no better on validation since epoch {last}: stopped (train.patience)", highlight=False)
 
     def _exit_callbacks(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
         self.given.on_exit(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -77,22 +78,32 @@ class State:
 
 
 def best_epoch(history: Sequence[Mapping[str, float]], measure: str) -> int:
-    """Return how many epochs had been trained when the validation measure was best; 0 without validation.
+    """Return how many epochs had been trained when the model was best on validation; 0 without validation.
 
-    Of epochs with the same measure, which are frequent with few validation images, the one of the lowest loss counts.
+    That is the last epoch within one standard error of the highest measure. Among few validation images the highest
+    is largely chance, and later epochs have a lower learning rate and more steps behind them.
 
     Args:
         history: a dict for each epoch.
-        measure: of the task.
+        measure: of the task, in [0, 1].
     """
-    known = [(line[f"val_{measure}"], -line["val_loss"], -i) for i, line in enumerate(history) if "val_loss" in line]
-    return 1 - max(known)[2] if known else 0
+    known = [(epoch, line) for epoch, line in enumerate(history, start=1) if f"val_{measure}" in line]
+    if not known:
+        return 0
+    top = max(line[f"val_{measure}"] for _, line in known)
+    images = known[-1][1].get("validation_images", 0)
+    error = math.sqrt(max(0.0, top * (1 - top)) / images) if images else 0.0
+    return max((epoch for epoch, line in known if line[f"val_{measure}"] >= top - error), default=len(history))
 
 
-def lowest_loss_epoch(history: Sequence[Mapping[str, float]]) -> int:
-    """Return how many epochs had been trained when the validation loss was lowest; 0 without validation."""
-    known = [(line["val_loss"], i) for i, line in enumerate(history) if "val_loss" in line]
-    return 1 + min(known)[1] if known else 0
+def improved_epoch(history: Sequence[Mapping[str, float]], measure: str) -> int:
+    """Return how many epochs had been trained at the last improvement of validation measure or loss; 0 without."""
+    known = [(epoch, line) for epoch, line in enumerate(history, start=1) if "val_loss" in line]
+    if not known:
+        return 0
+    highest = max(known, key=lambda each: (each[1][f"val_{measure}"], -each[0]))
+    lowest = min(known, key=lambda each: (each[1]["val_loss"], each[0]))
+    return max(highest[0], lowest[0])
 
 
 @contextmanager
