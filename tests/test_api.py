@@ -20,6 +20,8 @@ MODULES += (
     "torchcaps.train.run",
     "torchcaps.train.tasks",
     "torchcaps.train.callbacks",
+    "torchcaps.train.loggers",
+    "torchcaps.train.auto",
     "torchcaps.testing",
     "torchcaps.losses",
     "torchcaps.similarity",

@@ -25,6 +25,7 @@ from torchcaps.data import SOURCES, draw_axons
 from torchcaps.exchange.onnx_file import write_onnx
 from torchcaps.layers import ROUTINGS
 from torchcaps.models.registry import CLASSES, MODELS
+from torchcaps.train.loggers import CALLBACKS
 from torchcaps.train.recipe import Recipe, list_recipes, load_recipe
 from torchcaps.train.run import start_run
 from torchcaps.train.tasks import TASKS
@@ -250,7 +251,7 @@ def test_examples_of_layers_run_as_the_page_says(number):
 def test_everything_of_ones_own_is_added_as_the_page_says(tmp_path):
     """The blocks of docs/extend.md in their order, and its recipe with all of what they register."""
     page, names = DOCS / "extend.md", {"__name__": "extend"}
-    tables = (ROUTINGS, MODELS, CLASSES, SOURCES, TASKS)
+    tables = (ROUTINGS, MODELS, CLASSES, SOURCES, TASKS, CALLBACKS)
     before = [dict(table) for table in tables]
     sys.modules["extend"] = types.ModuleType("extend")
     try:
@@ -258,8 +259,10 @@ def test_everything_of_ones_own_is_added_as_the_page_says(tmp_path):
             assert len(example.splitlines()) <= 20
             exec(compile(example, page.name, "exec"), names)
         (tmp_path / "own.yaml").write_text(blocks(page, "yaml")[0].replace("[own.py]", "[]"), encoding="utf-8")
-        folder = start_run(load_recipe(str(tmp_path / "own.yaml")), out=tmp_path / "run", device="cpu")
+        recipe = load_recipe(str(tmp_path / "own.yaml"), ["train.callbacks=[diary]"])
+        folder = start_run(recipe, out=tmp_path / "run", device="cpu")
         assert torchcaps.load(folder).task == "sparse"
+        assert len((folder / "diary.txt").read_text().splitlines()) == 3
     finally:
         del sys.modules["extend"]
         for table, known in zip(tables, before):

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torchcaps.layers import register_routing
     from torchcaps.models import create_model, list_models, load, register_model, save
     from torchcaps.train.fit import fit
+    from torchcaps.train.loggers import register_callback
     from torchcaps.train.tasks import register_task
 
 # Loaded when first used, so that `import torchcaps` costs little more than `import torch`.
@@ -34,6 +35,7 @@ _LAZY = {
     "register_model": "torchcaps.models",
     "register_routing": "torchcaps.layers",
     "register_task": "torchcaps.train.tasks",
+    "register_callback": "torchcaps.train.loggers",
     "fit": "torchcaps.train.fit",
 }
 _LAZY_MODULES = ("explain", "layers", "losses", "models", "ops", "testing")
@@ -53,6 +55,7 @@ __all__ = [
     "losses",
     "models",
     "ops",
+    "register_callback",
     "register_data",
     "register_model",
     "register_routing",

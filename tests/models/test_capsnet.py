@@ -118,7 +118,7 @@ def test_options_reach_the_layers():
         ({"std": 0.5}, "std must have one value for each of 1 channels, got 0.5"),
         ({"variant": "keras"}, "variant must be 'paper' or 'authors', got 'keras'"),
         ({"decoder": "big"}, "decoder must be 'auto', 'dense', 'conv' or 'none', got 'big'"),
-        ({"iteration": 3}, "model capsnet_small: got an unexpected keyword argument 'iteration'"),
+        ({"iteration": 3}, "model capsnet_small has no option 'iteration': did you mean 'iterations'"),
         ({"image_shape": (1, 3, 3), "kernel": 9, "primary_kernel": 3, "padding": 2}, "images of 3×3 are too small"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",

@@ -52,7 +52,7 @@ def test_a_registered_model_is_created_by_name():
     assert list_models() == sorted(list_models())
     assert type(create_model("one_layer", num_classes=3)) is OneLayer
     assert registry.accepts_option("one_layer", "scale")
-    with pytest.raises(UserError, match="model one_layer: .*unexpected keyword argument 'depth'"):
+    with pytest.raises(UserError, match="model one_layer has no option 'depth': .*unet have it"):
         create_model("one_layer", depth=3)
 
 

@@ -23,12 +23,14 @@ def test_what_was_decided_for_an_epoch_stays_decided(tmp_path, monkeypatch):
     now = [100.0]
     monkeypatch.setattr("torchcaps.train.callbacks.time.perf_counter", lambda: now[0])
     callback._next_save = 101.0
-    state = SimpleNamespace(step=5, best=0.9)
-    assert not callback.needs_weights(state, {"val_accuracy": 0.9})
+    best, line = ({"val_accuracy": each, "val_loss": 0.5} for each in (0.9, 0.8))
+    state = SimpleNamespace(step=5, history=[best, line])
+    assert not callback.needs_weights(state, line)
     now[0] = 102.0
-    assert not callback.needs_weights(state, {"val_accuracy": 0.9})  # decided before, for this step
+    assert not callback.needs_weights(state, line)  # decided before, for this step
     state.step = 10
-    assert callback.needs_weights(state, {"val_accuracy": 0.5})
+    assert callback.needs_weights(state, line)  # a checkpoint is due
     now[0], state.step = 100.5, 15
-    assert callback.needs_weights(state, {"val_accuracy": 0.95})
-    assert not callback.needs_weights(SimpleNamespace(step=20, best=0.95), {})
+    state.history.append({"val_accuracy": 0.95, "val_loss": 0.4})
+    assert callback.needs_weights(state, state.history[-1])
+    assert not callback.needs_weights(SimpleNamespace(step=20, history=[]), {})

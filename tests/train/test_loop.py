@@ -205,6 +205,34 @@ def test_select_best_keeps_the_best_on_validation(tmp_path, monkeypatch):
     assert not same(kept, last.final.state_dict())
 
 
+def test_patience_ends_a_run_that_no_longer_improves_and_a_resumed_one_stays_ended(tmp_path, monkeypatch):
+    figures = iter([(0.5, 1.0), (0.9, 0.9), (0.9, 0.8), (0.8, 1.0), (0.9, 0.9), (1.0, 0.1)])  # the third is the best
+    monkeypatch.setattr(loop, "_validate", lambda *_: dict(zip(("val_accuracy", "val_loss"), next(figures))))
+    settings = ("train.patience=2", "train.epochs=9", "train.select=best")
+    folder = run.start_run(tiny(*settings), out=tmp_path / "run", device="cpu")
+    assert json.loads((folder / "summary.json").read_text())["epochs"] == 5
+    with pytest.raises(UserError, match="train.patience ended it"):
+        run.resume_run(folder, device="cpu")
+    with pytest.raises(UserError, match="train.patience is for validation images"):
+        run.start_run(tiny("train.patience=2", "data.validation=0"), out=tmp_path / "other", device="cpu")
+
+
+def test_a_lower_loss_is_waited_for_as_a_better_measure_is():
+    history = [{"val_accuracy": 0.9, "val_loss": loss} for loss in (0.5, 0.6, 0.4, 0.7)]
+    assert train_state.improved_epoch(history, "accuracy") == 3
+    history.append({"val_accuracy": 0.95, "val_loss": 0.9})
+    assert train_state.improved_epoch(history, "accuracy") == 5
+    assert train_state.improved_epoch([{"train_loss": 1.0}], "accuracy") == 0
+
+
+@pytest.mark.parametrize(("images", "epoch"), [(10_000, 2), (100, 3), (1, 4), (None, 2)])
+def test_the_best_epoch_is_the_last_within_one_standard_error(images, epoch):
+    counted = {} if images is None else {"validation_images": images}
+    history = [{"val_accuracy": accuracy, **counted} for accuracy in (0.8, 0.9, 0.88, 0.7)]
+    assert train_state.best_epoch(history, "accuracy") == epoch
+    assert train_state.best_epoch([{}], "accuracy") == 0
+
+
 def test_average_follows_the_weights():
     state, _, _ = _start(tiny("train.ema=0.9"))
     before = [parameter.clone() for parameter in state.average.parameters()]

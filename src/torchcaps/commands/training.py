@@ -48,7 +48,6 @@ def train(
 ) -> None:
     """Train a model. Without arguments: the embedded digits, in about a minute."""
     from torchcaps.train.loop import Interrupted
-    from torchcaps.train.recipe import load_recipe
     from torchcaps.train.run import resume_run, start_run
 
     source, overrides = _data_overrides(data)
@@ -59,8 +58,7 @@ def train(
     overrides += [f"train.{name}={value}" for name, value in given.items() if value is not None]
     try:
         if resume is None:
-            usual = {None: "digits", "pairs": "segcaps", "axons": "segcaps", "isbi2012": "isbi"}.get(source, "folder")
-            chosen = load_recipe(recipe or usual, overrides)
+            chosen = _chosen_recipe(recipe, data, source, overrides)
             start_run(chosen, out=out_, console=out, **where)
         elif recipe or data or out_:
             raise UserError("--resume takes recipe, data and folder from the run: omit RECIPE, --data and --out")
@@ -172,6 +170,22 @@ def _reproduce_claims(
         out.print("\nstopped; run the same command to continue")
         raise typer.Exit(130) from None
     say(page)
+
+
+def _chosen_recipe(recipe: str | None, data: str | None, source: str | None, overrides: list[str]) -> Any:
+    """The recipe that the user names; else that of the data, which for a folder follows from the images in it."""
+    from torchcaps.train.recipe import load_recipe
+
+    if recipe is not None or source != "folder" or data is None:
+        usual = {None: "digits", "pairs": "segcaps", "axons": "segcaps", "isbi2012": "isbi"}.get(source, "folder")
+        return load_recipe(recipe or usual, overrides)
+    from torchcaps.train.auto import recipe_for_folder
+
+    chosen, findings = recipe_for_folder(data, overrides)
+    if not err.quiet:  # rank 0 tells
+        for line in findings:
+            say(line)
+    return chosen
 
 
 def _data_overrides(data: str | None) -> tuple[str | None, list[str]]:

@@ -9,6 +9,7 @@ from torchcaps.explain.charts import (
     figure_curves,
     figure_lengths,
     figure_mistakes,
+    figure_reliability,
 )
 from torchcaps.explain.drawings import (
     Interpolation,
@@ -89,6 +90,7 @@ __all__ = [
     "figure_predicted_mask",
     "figure_read_poses",
     "figure_reconstructions",
+    "figure_reliability",
     "figure_routing",
     "figure_sweep",
     "film_strip",

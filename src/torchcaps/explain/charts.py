@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from torchcaps.metrics.summary import Reliability
+
 Series = tuple[list[float], list[float]]
 SHARES = ("accuracy", "dice", "similarity")  # measures shown in percent
 
@@ -59,6 +61,32 @@ def figure_curves(history: Sequence[Mapping[str, Any]], *, title: str = "", pane
             axes.set_xlim(first - 0.5, last + 0.5)
             axes.set_xticks([first], [f"{first:g}"])
         axes.legend(fontsize=STYLE["small"], frameon=False, labelcolor=STYLE["ink"])
+    return figure
+
+
+def figure_reliability(found: Reliability, *, title: str = "") -> Figure:
+    """Draw the accuracy of predictions over their confidence, above the number of images.
+
+    Args:
+        found: what `torchcaps.metrics.summary.reliability` returned.
+        title: of the figure.
+    """
+    from matplotlib.ticker import PercentFormatter
+
+    figure = new_figure(4.2, 4.4, title)
+    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+    plain_axes(upper, "", "Accuracy")
+    upper.plot([0, 1], [0, 1], color=STYLE["faint"], linewidth=1.2)
+    shown = found.images > 0
+    upper.plot(
+        found.confidence[shown], found.accuracy[shown], color=STYLE["main"], linewidth=1.6, marker="o", markersize=4
+    )
+    upper.set(xlim=(0, 1), ylim=(0, 1.02))
+    upper.yaxis.set_major_formatter(PercentFormatter(1))
+    plain_axes(lower, "Confidence", "Images")
+    bins = len(found.images)
+    lower.bar([(k + 0.5) / bins for k in range(bins)], found.images, width=0.9 / bins, color=STYLE["main"])
+    lower.xaxis.set_major_formatter(PercentFormatter(1))
     return figure
 
 

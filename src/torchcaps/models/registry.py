@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from torchcaps.errors import UserError
+from torchcaps.errors import UserError, did_you_mean
 from torchcaps.models.base import ImageModel
 from torchcaps.plugins import load_installed
 from torchcaps.registry import Registry
@@ -57,19 +58,34 @@ def create_model(name: str, **options: Any) -> ImageModel:
     try:
         return make(**options)
     except TypeError as error:
-        if "unexpected keyword argument" not in str(error):
+        found = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+        if found is None:
             raise
-        raise UserError(f"model {name}: {str(error).split('__init__() ')[-1]}") from error
+        option = found[1]
+        owners = [each for each in sorted(MODELS) if accepts_option(each, option)]
+        some = ", ".join(owners[:5]) + (", …" if len(owners) > 5 else "")
+        known = f"{some} have it" if owners else did_you_mean(option, _options(name))
+        raise UserError(f"model {name} has no option {option!r}: {known}; omit it, or choose another model") from error
 
 
 def accepts_option(name: str, option: str) -> bool:
-    """Whether the function of a model, or the class that it returns, has this argument."""
+    """Whether the function of a model, or the class that it returns, has this argument; also by inheritance."""
+    return option in _options(name)
+
+
+def _options(name: str) -> set[str]:
     if name not in MODELS:
-        return False
+        return set()
     function = MODELS[name]
     built = _class_of(function)
-    makers: list[Callable[..., Any]] = [function, *([] if built is None else [built.__init__])]
-    return any(option in inspect.signature(each).parameters for each in makers)
+    inherited = (
+        () if built is None else (vars(each)["__init__"] for each in built.__mro__[:-1] if "__init__" in vars(each))
+    )
+    found: set[str] = set()
+    for each in (function, *inherited):
+        parameters = inspect.signature(each).parameters.values()
+        found |= {one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
+    return found - {"self"}
 
 
 def list_models() -> list[str]:

@@ -6,10 +6,11 @@ import json
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -17,8 +18,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torchcaps.models.files import write_model
 from torchcaps.train.checkpoint import save_checkpoint
 from torchcaps.train.failures import writing
-from torchcaps.train.recipe import TrainSection
-from torchcaps.train.state import State
+from torchcaps.train.recipe import Recipe, TrainSection
+from torchcaps.train.state import State, best_epoch
 from torchcaps.train.totals import Totals
 
 __all__ = ["Callback"]  # for users
@@ -34,7 +35,20 @@ def pause(save_every: float, took: float) -> float:
 
 
 class Callback:
-    """What the training loop calls. This one does nothing."""
+    """What a run calls. This one does nothing; a callback of your own overrides what it needs.
+
+    `fit` has no run folder and calls neither `on_start` nor `on_finish` nor `on_exit`. Of several processes only the
+    main one calls the callbacks of a user.
+    """
+
+    def on_start(self, folder: Path, recipe: Recipe, state: State) -> None:
+        """Before the first step, also after a resume.
+
+        Args:
+            folder: of the run.
+            recipe: what is trained, and how.
+            state: of the run; `state.step` is 0 unless it was resumed.
+        """
 
     def on_step(self, state: State, totals: Totals) -> None:
         """After every step."""
@@ -57,12 +71,31 @@ class Callback:
     def save(self, state: State) -> None:
         """Write a checkpoint in the middle of an epoch."""
 
+    def on_finish(self, folder: Path, summary: Mapping[str, Any]) -> None:
+        """After the model, the summary and the report were written.
+
+        Args:
+            folder: of the run.
+            summary: what summary.json holds.
+        """
+
+    def on_exit(self, error: BaseException | None) -> None:
+        """Last of all, also of a run that failed or was interrupted; release here what `on_start` opened.
+
+        Args:
+            error: what ended the run; None if it finished.
+        """
+
 
 class Callbacks(Callback):
     """Several callbacks as one."""
 
     def __init__(self, callbacks: Sequence[Callback]):
         self.callbacks = callbacks
+
+    def on_start(self, folder: Path, recipe: Recipe, state: State) -> None:
+        for each in self.callbacks:
+            each.on_start(folder, recipe, state)
 
     def on_step(self, state: State, totals: Totals) -> None:
         for each in self.callbacks:
@@ -84,6 +117,14 @@ class Callbacks(Callback):
     def save(self, state: State) -> None:
         for each in self.callbacks:
             each.save(state)
+
+    def on_finish(self, folder: Path, summary: Mapping[str, Any]) -> None:
+        for each in self.callbacks:
+            each.on_finish(folder, summary)
+
+    def on_exit(self, error: BaseException | None) -> None:
+        for each in self.callbacks:
+            each.on_exit(error)
 
 
 class WorkerCallback(Callback):
@@ -199,9 +240,8 @@ class RunCallback(WorkerCallback):
 
     def needs_weights(self, state: State, line: dict[str, float]) -> bool:
         if self._decided_step != state.step:
-            score = line.get(f"val_{self.measure}")
             self._save_started = time.perf_counter()
-            self._improved = score is not None and (state.best is None or score > state.best)
+            self._improved = bool(state.history) and best_epoch(state.history, self.measure) == len(state.history)
             self._save_due = self._save_started >= self._next_save
             self._decided_step = state.step
         return self._improved or self._save_due

@@ -19,7 +19,7 @@ from torchcaps.train.nonfinite import Diverged, NonfiniteGuard, find_nonfinite_l
 from torchcaps.train.optim.ema import update_average
 from torchcaps.train.optim.schedule import learning_rate
 from torchcaps.train.recipe import Recipe, TrainSection
-from torchcaps.train.state import State
+from torchcaps.train.state import State, improved_epoch
 from torchcaps.train.tasks.base import Step, StepContext, Task
 from torchcaps.train.totals import Totals
 
@@ -87,9 +87,18 @@ def train(
 
 
 def finished(state: State, settings: TrainSection, measure: str) -> bool:
-    """Whether the last epoch is over, or the validation measure has reached `train.stop_at`."""
+    """Whether the last epoch is over, or validation ended the run."""
+    return state.epoch >= settings.epochs or why_stopped(state, settings, measure) is not None
+
+
+def why_stopped(state: State, settings: TrainSection, measure: str) -> str | None:
+    """The setting by which the validation measure ends the run, if it does."""
     reached = state.history[-1].get(f"val_{measure}", 0.0) if state.history else 0.0
-    return state.epoch >= settings.epochs or (settings.stop_at is not None and reached >= settings.stop_at)
+    if settings.stop_at is not None and reached >= settings.stop_at:
+        return "train.stop_at"
+    better = improved_epoch(state.history, measure)
+    waited = settings.patience is not None and better > 0 and state.epoch - better >= settings.patience
+    return "train.patience" if waited else None
 
 
 def _recorded(
@@ -114,7 +123,7 @@ def _validate(state: State, validation: Any, task: Task, dist: Distributed) -> d
 
     def measured() -> dict[str, float]:
         found = task.evaluate(state.final, validation)
-        return {"val_loss": found.loss, f"val_{task.measure}": found.score}
+        return {"val_loss": found.loss, f"val_{task.measure}": found.score, "validation_images": len(validation)}
 
     return dist.broadcast_from_main(measured, all_compute=dist.sharded)
 

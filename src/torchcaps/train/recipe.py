@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import reprlib
+import warnings
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -14,6 +15,7 @@ from torchcaps.data import SOURCES
 from torchcaps.errors import UserError, did_you_mean
 from torchcaps.io.limits import size_of
 from torchcaps.io.strict_yaml import BadYaml, read_yaml
+from torchcaps.models.registry import MODELS, accepts_option
 from torchcaps.plugins import absolute, load_plugins
 
 NonNegative = Annotated[float, Field(ge=0)]
@@ -127,6 +129,7 @@ class TrainSection(Section):
     epochs: int = Field(10, ge=1)
     repeat: int = Field(1, ge=1)  # passes over the images in each epoch, for small data sets
     stop_at: float | None = Field(None, gt=0, le=1)  # validation accuracy or Dice that ends the run
+    patience: int | None = Field(None, ge=1)  # epochs without a better validation measure or loss that end the run
     batch_size: int = Field(128, ge=1)
     seed: int = Field(0, ge=0)
     precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 convolutions on CUDA, fp32 elsewhere
@@ -137,7 +140,9 @@ class TrainSection(Section):
     on_nan: Literal["stop", "skip"] = "stop"  # a NaN or infinite loss ends the run, or its step is skipped
     deterministic: bool = False  # on CUDA, bit-identical runs, at some cost in speed
     read_test: bool = True  # no: keep the test set unread while settings are being chosen
-    select: Literal["last", "best"] = "last"  # which weights to keep: the last, or the best on validation
+    select: Literal["last", "best"] = "last"  # weights to keep: the last, or the best on validation (see best_epoch)
+    baselines: bool = False  # of classes: also measure chance, the majority class, and HOG features with a linear SVM
+    callbacks: tuple[str, ...] = ()  # names of callbacks: mlflow, wandb, or registered by a plugin
 
 
 class ClaimSection(Section):
@@ -197,6 +202,10 @@ def _read_recipe(name_or_path: str, ancestors: tuple[Path, ...] = ()) -> tuple[d
     if path.suffix not in (".yaml", ".yml"):
         path = RECIPES_DIR / f"{name_or_path}.yaml"
         if not path.is_file():
+            if Path(name_or_path).is_dir():
+                raise UserError(
+                    f"there is no recipe called {name_or_path!r}, but a folder: torchcaps train --data {name_or_path}"
+                )
             raise UserError(f"there is no recipe called {name_or_path!r}: {did_you_mean(name_or_path, list_recipes())}")
     if path in ancestors:
         raise UserError(f"recipe {path} extends itself, by way of {ancestors[-1]}")
@@ -239,8 +248,10 @@ def make_recipe(tree: dict[str, Any], overrides: list[str] | tuple[str, ...] = (
         called: what error messages call it; by default its name.
     """
     called = called or str(tree.get("name"))
+    model = dict(tree["model"]) if isinstance(tree.get("model"), dict) else {}
     for override in overrides:
         _override(tree, override)
+    _drop_options_of(model, tree, overrides)
     try:
         recipe = Recipe.model_validate(tree)
     except ValidationError as error:
@@ -277,6 +288,20 @@ def _override(tree: dict[str, Any], assignment: str) -> None:
         raise UserError(f"--set {assignment}: {parents[-1]} is a value, not a section") from None
     except BadYaml as error:
         raise UserError(f"--set {assignment}: {text!r} is not a value ({error})") from error
+
+
+def _drop_options_of(model: dict[str, Any], tree: dict[str, Any], overrides: list[str] | tuple[str, ...]) -> None:
+    """Where `--set model.name` chooses another model, leave out the recipe's options that only the former one has."""
+    chosen = tree.get("model")
+    if not isinstance(chosen, dict) or chosen.get("name") == model.get("name") or chosen.get("name") not in MODELS:
+        return
+    given = {override.partition("=")[0].strip() for override in overrides}
+    name = chosen["name"]
+    odd = [key for key in model if key != "name" and f"model.{key}" not in given and not accepts_option(name, key)]
+    if odd:
+        settings = ", ".join(f"model.{key}" for key in odd)
+        warnings.warn(f"{settings}: of the recipe's model {model.get('name')}; left out for {name}", stacklevel=3)
+    tree["model"] = {key: value for key, value in chosen.items() if key not in odd}
 
 
 def _explain(problem: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime
@@ -19,19 +20,21 @@ from torchcaps.io.atomic import write_text
 from torchcaps.models import ImageModel, load
 from torchcaps.models.files import check_savable, write_model
 from torchcaps.plugins import absolute, inherited
-from torchcaps.train.callbacks import Callback, RunCallback, WorkerCallback
+from torchcaps.train.callbacks import Callback, Callbacks, RunCallback, WorkerCallback
 from torchcaps.train.checkpoint import clear, copy_state, load_checkpoint, never_saved, reason, save_checkpoint
 from torchcaps.train.cudagraph import deterministic
 from torchcaps.train.distributed import Distributed, make_fabric
 from torchcaps.train.environment import commit, machine, versions
 from torchcaps.train.evaluate import evaluate_model
 from torchcaps.train.failures import enough_memory, lock_folder, saved_state, writing
-from torchcaps.train.loop import Interrupted, finished, train
+from torchcaps.train.loggers import make_callbacks
+from torchcaps.train.loop import Interrupted, finished, train, why_stopped
 from torchcaps.train.nonfinite import ADVICE, Diverged
 from torchcaps.train.recipe import Recipe, import_plugins, load_recipe
+from torchcaps.train.reports.answer import one_line
 from torchcaps.train.reports.page import Report
 from torchcaps.train.setup import make_state
-from torchcaps.train.state import State, seeded
+from torchcaps.train.state import State, improved_epoch, seeded
 from torchcaps.train.tasks import Task
 
 MACHINE_SETTINGS = ("data.storage=", "data.workers=", "data.cache_dir=")  # results never depend on these
@@ -47,6 +50,7 @@ def start_run(
     nodes: int = 1,
     shard: bool = False,
     console: Console | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> Path:
     """Train a recipe in a new folder and return the folder.
 
@@ -58,6 +62,7 @@ def start_run(
         nodes: machines.
         shard: whether each rank has a shard of every weight, its gradient and its moments.
         console: where to print; by default nowhere.
+        callbacks: beside those that the recipe names in `train.callbacks`.
     """
     import_plugins(recipe)
     # So that the folder's recipe.yaml is enough to resume the run, from any folder.
@@ -65,7 +70,7 @@ def start_run(
     recipe = recipe.model_copy(update={"plugins": plugins})
     dist = _launch(recipe, device, devices, nodes, shard)
     folder = dist.broadcast_from_main(lambda: _new_folder(recipe, out))
-    return _Run(recipe, folder, dist, console, resume=False).start()
+    return _Run(recipe, folder, dist, console, resume=False, callbacks=callbacks).start()
 
 
 def resume_run(
@@ -77,6 +82,7 @@ def resume_run(
     nodes: int = 1,
     shard: bool = False,
     console: Console | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> Path:
     """Resume an interrupted run exactly where it was. The number of processes may change, and with it the order of
     sums.
@@ -84,7 +90,7 @@ def resume_run(
     Args:
         folder: of the run.
         overrides: settings to change, "train.epochs=20".
-        device, devices, nodes, shard, console: as in `start_run`.
+        device, devices, nodes, shard, console, callbacks: as in `start_run`.
     """
     if not (folder / "recipe.yaml").is_file():
         raise UserError(f"{folder} is not a run: it has no recipe.yaml; give the folder that `torchcaps train` named")
@@ -93,7 +99,8 @@ def resume_run(
             raise UserError(f"--resume: {override.partition('=')[0]} is fixed by the run; start a new run to change it")
     recipe = load_recipe(str(folder / "recipe.yaml"), overrides)
     import_plugins(recipe)
-    return _Run(recipe, folder, _launch(recipe, device, devices, nodes, shard), console, resume=True).start()
+    dist = _launch(recipe, device, devices, nodes, shard)
+    return _Run(recipe, folder, dist, console, resume=True, callbacks=callbacks).start()
 
 
 def _launch(recipe: Recipe, device: str, devices: int, nodes: int, shard: bool) -> Distributed:
@@ -113,8 +120,18 @@ def _new_folder(recipe: Recipe, out: Path | None) -> Path:
 class _Run:
     """One run on one rank: lock the folder, load the data, train, evaluate, write."""
 
-    def __init__(self, recipe: Recipe, folder: Path, dist: Distributed, console: Console | None, resume: bool):
+    def __init__(
+        self,
+        recipe: Recipe,
+        folder: Path,
+        dist: Distributed,
+        console: Console | None,
+        resume: bool,
+        callbacks: Sequence[Callback],
+    ):
         self.recipe, self.folder, self.dist, self.resume = recipe, folder, dist, resume
+        named = make_callbacks(recipe.train.callbacks)  # on every rank, so that all report a mistake
+        self.given = Callbacks([*named, *callbacks] if dist.is_main else [])
         self.console = console if console is not None and dist.is_main else Console(quiet=True)
         self.started, self.device = datetime.now().astimezone(), dist.fabric.device
         self.lock = ExitStack()
@@ -129,6 +146,7 @@ class _Run:
             processes = self.dist.size_on_this_machine
             splits = load_data(**self.recipe.data.model_dump(), processes=processes, console=self.console)
             self._check(splits)
+            self.lock.push(self._exit_callbacks)
             with seeded(self.recipe.train.seed, self.device):
                 state, task = self._train(splits)
             if self.dist.is_main:
@@ -139,8 +157,9 @@ class _Run:
         return self.folder
 
     def _check(self, splits: Splits[Any]) -> None:
-        if self.recipe.train.stop_at is not None and splits.validation is None:
-            raise UserError("train.stop_at is for validation images: hold some out with data.validation")
+        for setting in ("stop_at", "patience"):
+            if getattr(self.recipe.train, setting) is not None and splits.validation is None:
+                raise UserError(f"train.{setting} is for validation images: hold some out with data.validation")
         if self.recipe.also and "classification" not in splits.train.tasks:
             raise UserError(f"also: {', '.join(self.recipe.also)} have classes, but this recipe learns masks; omit it")
 
@@ -164,10 +183,12 @@ class _Run:
         callback = WorkerCallback()
         if dist.is_main:
             callback = RunCallback(self.folder, settings, steps, self.console, task.measure)
-        shown = self._gathered(callback, state)
+        dist.broadcast_from_main(lambda: self.given.on_start(self.folder, recipe, state))
+        shown = self._gathered(Callbacks([callback, self.given]), state)
         with dist.barrier_on(Interrupted), callback.active(state):
             try:
                 train(trained, splits.train, splits.validation, task, recipe, dist.fabric, shown)
+                self._say_why(trained, task)
                 self._gather(trained, state)
             except UnreadableImage as error:  # a file that was there when the run began
                 raise UserError(f"{error}. {saved_state(self.folder)}") from error
@@ -184,6 +205,14 @@ class _Run:
                 )
                 raise
         return state, task
+
+    def _say_why(self, state: State, task: Task) -> None:
+        if why_stopped(state, self.recipe.train, task.measure) == "train.patience":
+            last = improved_epoch(state.history, task.measure)
+            self.console.print(f"no better on validation since epoch {last}: stopped (train.patience)", highlight=False)
+
+    def _exit_callbacks(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        self.given.on_exit(error)
 
     def _sharded(self, state: State) -> State:
         """The state to train: with --shard, this rank's shards of it."""
@@ -231,9 +260,8 @@ class _Run:
                     "on; restore the data, or start a new run"
                 )
         if finished(state, self.recipe.train, task.measure) and (self.folder / "summary.json").is_file():
-            more = "add more with --epochs"
-            if state.epoch < self.recipe.train.epochs:
-                more = "it reached train.stop_at"
+            ended = why_stopped(state, self.recipe.train, task.measure)
+            more = f"{ended} ended it" if ended else "add more with --epochs"
             raise UserError(f"{self.folder} has finished its {state.epoch} epochs: {more}")
 
     def _lock(self, remedy: str) -> None:
@@ -284,16 +312,21 @@ class _Run:
         write_model(model, self.folder / "model")  # what training has set is no reason to lose it
         results = _Results.of(splits, self.recipe, task, model)
         summary = self._summary(splits, state, task, results, calibrated)
-        title = f"{self.recipe.name} (seed {self.recipe.train.seed})"
+        if self.recipe.train.baselines and results.last:
+            summary["baselines"] = task.baselines(splits.train, results.parts[results.last])
+        title = f"{summary['data']}: {self.recipe.name} (seed {self.recipe.train.seed})"
         page = Report(self.folder / "report.html", title, summary, self.recipe.to_yaml(), state.history, model)
         report = task.write_report(page, *results.shown(splits))
         # The summary comes last: its presence says that the run is complete.
         write_text(self.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
+        self.given.on_finish(self.folder, summary)
         if results.last:
             score, count = results.evaluations[results.last].score, len(results.parts[results.last])
             self.console.print(
                 f"\n{results.last} {task.measure} {score:.2%} on {count:,} images", style="bold green", highlight=False
             )
+            if told := one_line(summary, "val" if results.last == "validation" else "test"):
+                self.console.print(told, highlight=False, markup=False)
         self.console.print(
             f"report  {report}\nmodel   {self.folder / 'model'}", highlight=False, soft_wrap=True, markup=False
         )
@@ -317,6 +350,7 @@ class _Run:
         also = recipe.also if "test" in results.parts else ()
         return {
             "recipe": recipe.name,
+            "data": _data_name(recipe),
             "seed": recipe.train.seed,
             "version": __version__,
             "model": recipe.model.name,
@@ -346,6 +380,11 @@ class _Run:
     def _peak_memory(self) -> int | None:
         """The most memory, in MiB, that tensors took on a CUDA device during training."""
         return round(torch.cuda.max_memory_allocated(self.device) / 2**20) if self.device.type == "cuda" else None
+
+
+def _data_name(recipe: Recipe) -> str:
+    """What a report calls the data: the name of the folder or file, else of the source."""
+    return Path(recipe.data.path).name if recipe.data.path else recipe.data.source
 
 
 @dataclass(frozen=True)

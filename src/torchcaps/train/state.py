@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -74,6 +75,35 @@ class State:
                     group["lr"].fill_(scaled)  # in place: a recorded step knows it by its address
                 else:
                     group["lr"] = scaled
+
+
+def best_epoch(history: Sequence[Mapping[str, float]], measure: str) -> int:
+    """Return how many epochs had been trained when the model was best on validation; 0 without validation.
+
+    That is the last epoch within one standard error of the highest measure. Among few validation images the highest
+    is largely chance, and later epochs have a lower learning rate and more steps behind them.
+
+    Args:
+        history: a dict for each epoch.
+        measure: of the task, in [0, 1].
+    """
+    known = [(epoch, line) for epoch, line in enumerate(history, start=1) if f"val_{measure}" in line]
+    if not known:
+        return 0
+    top = max(line[f"val_{measure}"] for _, line in known)
+    images = known[-1][1].get("validation_images", 0)
+    error = math.sqrt(max(0.0, top * (1 - top)) / images) if images else 0.0
+    return max((epoch for epoch, line in known if line[f"val_{measure}"] >= top - error), default=len(history))
+
+
+def improved_epoch(history: Sequence[Mapping[str, float]], measure: str) -> int:
+    """Return how many epochs had been trained at the last improvement of validation measure or loss; 0 without."""
+    known = [(epoch, line) for epoch, line in enumerate(history, start=1) if "val_loss" in line]
+    if not known:
+        return 0
+    highest = max(known, key=lambda each: (each[1][f"val_{measure}"], -each[0]))
+    lowest = min(known, key=lambda each: (each[1]["val_loss"], each[0]))
+    return max(highest[0], lowest[0])
 
 
 @contextmanager

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ from torchcaps.explain.reconstruct import correlation
 from torchcaps.explain.require import require_capsules
 from torchcaps.explain.votes import routing_trace
 from torchcaps.layers.routings import ROUTINGS
+from torchcaps.metrics.summary import reliability
 from torchcaps.train.reports import placement, rejection
 from torchcaps.train.reports.page import percent
 from torchcaps.train.reports.report_data import ReportData, most_confident
@@ -24,21 +26,32 @@ from torchcaps.train.reports.report_data import ReportData, most_confident
 EXAMPLES = 8  # images whose reconstructions are shown, before up to two mistakes
 SWEPT = 2  # images whose capsules are swept
 PAIRS = 500  # images of two classes from which examples are chosen
-FEW = 3  # images whose reconstructions are shown if they show little
-LEAST_FOLLOWED = 0.5  # correlation of images and reconstructions: below, a quarter of the variance is explained
+LEAST_FOLLOWED = (
+    0.5  # correlation of images and reconstructions: below, less than a quarter of the variance is explained
+)
 DECIDED = 50  # images over which it is counted what routing decides
 CONFUSIONS = 10  # rows of the table that replaces numbers too small to print
 
 
 def classification_sections(model: nn.Module, test: ReportData) -> list[str]:
-    """The sections about a classifier and its test images; where it has nothing to show, a sentence says why."""
+    """The sections about a classifier and its test images; what has nothing to show is left out."""
     if not len(test.images):
         return [section("Test images", paragraph("There are no test images, so there is nothing to show."))]
     return [
-        section("Per class" if test.several else "Confusion matrix", *_scores(test)),
         section("Worst mistakes", *_mistakes(test)),
-        *(section(name, *_or_why_not(show, model, test)) for name, show in _explanations(model, test).items()),
+        section("Per class" if test.several else "Confusion matrix", *_scores(test)),
+        *([] if test.several else [section("Calibration", *_calibration(test))]),
+        *(section(name, *parts) for name, parts in _explained(model, test)),
     ]
+
+
+def _explained(model: nn.Module, test: ReportData) -> Iterator[tuple[str, list[str]]]:
+    """The explanations that show something; those that this model has not, or that show nothing, are left out."""
+    for name, show in _explanations(model, test).items():
+        with suppress(UserError):
+            parts = show(model, test)
+            if parts:
+                yield name, parts
 
 
 def _explanations(model: nn.Module, test: ReportData) -> dict[str, Callable[[Any, ReportData], list[str]]]:
@@ -73,6 +86,16 @@ def _scores(test: ReportData) -> list[str]:
     return parts
 
 
+def _calibration(test: ReportData) -> list[str]:
+    found = reliability(test.lengths, test.targets)
+    caption = (
+        "Confidence is the length or probability of the predicted class. On the diagonal, predictions are right as "
+        f"often as their confidence says; the expected calibration error is {percent(found.error)}, over "
+        f"{len(found.images)} bins of equal width. The bars below count images."
+    )
+    return [picture(explain.figure_reliability(found), "Accuracy by confidence", caption)]
+
+
 def _per_class(test: ReportData) -> list[str]:
     precision, recall, support = explain.precision_recall(test.lengths, test.targets, test.each)
     rows = [
@@ -99,7 +122,7 @@ def _mistakes(test: ReportData) -> list[str]:
         test.images[chosen], test.targets[chosen], answers[chosen], test.lengths[chosen], test.names
     )
     how_many = f"{len(mistakes):,} of {len(test.images):,} predictions are wrong"
-    caption = f"{how_many}; the most confident come first, with the length of the predicted class in brackets."
+    caption = f"{how_many}; the most confident come first, with the confidence in brackets."
     if test.several:
         caption = f"{how_many} in at least one class; the most confident come first."
     return [picture(figure, "The most confident wrong predictions", caption)]
@@ -112,20 +135,10 @@ def _reconstructions(model: nn.Module, test: ReportData) -> list[str]:
         "Reconstructions from the capsule of the true class alone, of the predicted class, or of a wrong class (the "
         "runner-up), with that capsule's length. The last columns are mistakes, if there are any."
     )
-    followed = _followed(test.images[chosen], drawn)
-    shown = {"limit": len(chosen)}
-    parts = []
-    if followed < LEAST_FOLLOWED:
-        told = (
-            f"The reconstructions show little of these images: their correlation with them is {followed:.2f} (median "
-            f"of {len(chosen)}; 1 would be the image). Only a few are shown. The decoder weighs little in training, "
-            "and photographs need more than one capsule can hold."
-        )
-        parts.append(paragraph(told))
-        shown["limit"] = FEW
-        caption = caption.replace(" The last columns are mistakes, if there are any.", "")
-    figure = explain.figure_reconstructions(test.images[chosen], drawn, test.names, title="", **shown)
-    return [*parts, picture(figure, "Reconstructions below their inputs", caption)]
+    if _followed(test.images[chosen], drawn) < LEAST_FOLLOWED:
+        return []
+    figure = explain.figure_reconstructions(test.images[chosen], drawn, test.names, title="", limit=len(chosen))
+    return [picture(figure, "Reconstructions below their inputs", caption)]
 
 
 def _followed(images: Tensor, drawn: explain.Reconstructions) -> float:
@@ -147,10 +160,9 @@ def _pairs(model: nn.Module, test: ReportData) -> list[str]:
 
 def _sweeps(model: nn.Module, test: ReportData) -> list[str]:
     chosen = test.examples(EXAMPLES)
-    followed = _followed(test.images[chosen], explain.reconstructions(model, test.images[chosen], test.targets[chosen]))
-    if followed < LEAST_FOLLOWED:
-        told = f"Not shown: the reconstructions follow the images too little (correlation {followed:.2f}, see above)."
-        return [paragraph(told)]
+    drawn = explain.reconstructions(model, test.images[chosen], test.targets[chosen])
+    if _followed(test.images[chosen], drawn) < LEAST_FOLLOWED:
+        return []
     parts = [paragraph("One dimension of the longest class capsule is changed at a time, and the result is decoded.")]
     for index in most_confident(test.lengths, SWEPT):
         name = test.names[int(test.lengths[index].argmax())]
@@ -181,11 +193,3 @@ def _couplings(model: nn.Module, test: ReportData) -> list[str]:
         told = describe_decision(decide(routing_trace(model, image[0])), test.names) if traced else ""
         parts.append(picture(figure, f"Routing maps. {title}", told))
     return parts
-
-
-def _or_why_not(show: Callable[[Any, ReportData], list[str]], model: nn.Module, test: ReportData) -> list[str]:
-    """Return the section, or a sentence that says why this model has none."""
-    try:
-        return show(model, test)
-    except UserError as error:
-        return [paragraph(f"Not available: {str(error).split(': ', 1)[-1]}.")]

@@ -13,7 +13,17 @@ from torchcaps.explain.html import code, page, paragraph, picture, section, tabl
 from torchcaps.io.atomic import write_text
 from torchcaps.models import ImageModel
 
-SHARES = ("accuracy", "precision", "recall", "dice", "iou", "pixel_error", "similarity")  # given in percent
+SHARES = (
+    "accuracy",
+    "macro_f1",
+    "calibration_error",
+    "precision",
+    "recall",
+    "dice",
+    "iou",
+    "pixel_error",
+    "similarity",
+)  # given in percent
 
 
 class Report(NamedTuple):
@@ -35,15 +45,21 @@ class Report(NamedTuple):
     history: Sequence[Mapping[str, Any]]
     model: ImageModel
 
-    def write(self, sections: Sequence[str]) -> Path:
-        """Write the page with these sections between summary, learning curves and recipe; returns its path."""
+    def write(self, sections: Sequence[str], answer: Sequence[str] = ()) -> Path:
+        """Write the page; returns its path.
+
+        Args:
+            sections: of the task.
+            answer: sections that come first; without any, the summary and the learning curves do.
+        """
         rows = [
             (_words(key), _value(key, value))
             for key, value in self.summary.items()
-            if value is not False and value not in (None, {}) and not key.endswith("per_class")
+            if value is not False and value not in (None, {}) and not key.endswith(("per_class", "baselines"))
         ]
-        first = [section("Summary", table(rows)), section("Learning curves", _curves(self.history))]
-        return write_text(self.path, page(self.title, [*first, *sections, section("Recipe", code(self.recipe_text))]))
+        summary, curves = section("Summary", table(rows)), section("Learning curves", _curves(self.history))
+        shown = [*answer, *sections, curves, summary] if answer else [summary, curves, *sections]
+        return write_text(self.path, page(self.title, [*shown, section("Recipe", code(self.recipe_text))]))
 
 
 def _curves(history: Sequence[Mapping[str, Any]]) -> str:
@@ -69,5 +85,7 @@ def _value(key: str, value: Any) -> str:
         return ", ".join(f"{name} {version}" for name, version in value.items())
     if isinstance(value, float) and key.endswith(SHARES):
         return percent(value)
+    if key.endswith("accuracy_interval"):
+        return " to ".join(map(percent, value))
     formats: dict[type, Callable[[Any], str]] = {float: "{:,.4g}".format, int: "{:,}".format, str: str}
     return formats.get(str if key == "seed" else type(value), partial(json.dumps, default=str))(value)

@@ -193,6 +193,10 @@ class Task(ABC):
         """Further fields of the summary, by the evaluations of the parts "validation" and "test"."""
         return {}
 
+    def baselines(self, train: Any, held_out: Any) -> dict[str, Any]:
+        """What simple methods reach on held-out data, having learned from the training data; for train.baselines."""
+        return {}
+
     def write_report(self, report: Report, part: Any, result: Any) -> Path:
         """Write report.html, and what else a run of this task leaves.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,12 +18,15 @@ from torchcaps.data.loader import plain_loader
 from torchcaps.errors import UserError
 from torchcaps.explain.familiarity import count_rejected, familiarity_threshold, score_images
 from torchcaps.losses import combine
+from torchcaps.metrics.baselines import measure_baselines
 from torchcaps.metrics.classification import predicted_classes
+from torchcaps.metrics.summary import summary_measures
 from torchcaps.models import ImageModel, Output
 from torchcaps.models.registry import accepts_option
 from torchcaps.train.calibrate import calibrate_thickness, none_threshold
 from torchcaps.train.failures import is_out_of_memory
 from torchcaps.train.recipe import AugmentSection, LossSection, Recipe
+from torchcaps.train.reports.answer import answer_sections
 from torchcaps.train.reports.classification import classification_sections
 from torchcaps.train.reports.page import Report
 from torchcaps.train.reports.report_data import PreparedImages, ReportData
@@ -216,12 +219,28 @@ class ClassificationTask(Task):
     def origin(self, recipe: Recipe, data: Dataset) -> dict[str, Any]:
         return {"multi_label": data.multi_label, "labels_each": data.labels_each}
 
+    def summarise(
+        self, results: Mapping[str, ClassificationResult], parts: Mapping[str, Dataset], model: Any
+    ) -> dict[str, Any]:
+        """Measures of each class, calibration, and an interval of the accuracy."""
+        figures: dict[str, Any] = {}
+        for short, name in (("val", "validation"), ("test", "test")):
+            if name in results and len(parts[name]):
+                data = parts[name]
+                found = summary_measures(results[name].lengths, data.targets, model.class_names, data.labels_each)
+                figures |= {f"{short}_{measure}": value for measure, value in found.items()}
+        return figures
+
+    def baselines(self, train: Dataset, held_out: Dataset) -> dict[str, Any]:
+        """Chance, the majority class, and HOG features with a linear SVM, where every image has one class."""
+        return {} if train.multi_label or not len(held_out) else measure_baselines(train, held_out).as_dict()
+
     def write_report(self, report: Report, part: Dataset, result: ClassificationResult | None) -> Path:
         model = report.model
         images = PreparedImages(model, part.images)
         lengths = torch.zeros(0, model.num_classes) if result is None else result.lengths
         data = ReportData(images, part.targets, lengths, list(model.class_names), part.labels_each)
-        return report.write(classification_sections(model, data))
+        return report.write(classification_sections(model, data), answer_sections(report.summary, data))
 
 
 def _evaluation_batch(shape: Sequence[int]) -> int:
