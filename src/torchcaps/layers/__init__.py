@@ -5,6 +5,7 @@ from torchcaps.layers.concurrent import concurrent
 from torchcaps.layers.conv import ConvCaps2d, DeconvCaps2d
 from torchcaps.layers.decoder import ConvDecoder, Decoder, make_decoder, mask_capsules
 from torchcaps.layers.dense import DenseCaps
+from torchcaps.layers.head import CapsHead
 from torchcaps.layers.matrix import ClassCaps, MatrixConvCaps2d, MatrixPrimaryCaps
 from torchcaps.layers.part import PartCaps, PartMaps, PickedParts
 from torchcaps.layers.primary import PrimaryCaps
@@ -13,6 +14,7 @@ from torchcaps.layers.whole import WholeCaps
 
 __all__ = [
     "ROUTINGS",
+    "CapsHead",
     "ClassCaps",
     "ConvCaps2d",
     "ConvDecoder",

@@ -36,6 +36,8 @@ class Routing:
         matrix: poses are P×P matrices, and votes are products of them with weights (I, J, P, P).
         biased: accepts bias and leaky.
         squashed: poses are at most 1 long.
+        places: the function also takes `places`, the number of places that share a weight (I / places, J, D, K);
+            otherwise the weight is repeated for every place.
         tempered: the function also takes inverse_temperature, epsilon and floor, as `em_routing` does.
         std: (I, K, J, D, iterations) → std of the initial weight; see `layers/initial.py`. Matrices start at the
             identity plus noise of this std.
@@ -47,6 +49,7 @@ class Routing:
     matrix: bool = False
     biased: bool = False
     squashed: bool = True
+    places: bool = False
     tempered: bool = False
     std: Callable[[int, int, int, int, int], float] = initial.uniform_std
 
@@ -86,11 +89,11 @@ def _self_attention_learns(I: int, J: int, D: int) -> dict[str, Tensor]:
 
 
 _KNOWN = {
-    "dynamic": Routing(dynamic_routing, _dynamic, biased=True, std=initial.dynamic_std),
+    "dynamic": Routing(dynamic_routing, _dynamic, biased=True, places=True, std=initial.dynamic_std),
     "em": Routing(
         em_routing, _em, initial.em_betas, matrix=True, squashed=False, tempered=True, std=initial.matrix_std
     ),
-    "uniform": Routing(dynamic_routing, _uniform, biased=True),
+    "uniform": Routing(dynamic_routing, _uniform, biased=True, places=True),
     "self_attention": Routing(
         self_attention_routing, _self_attention, _self_attention_learns, std=initial.self_attention_std
     ),

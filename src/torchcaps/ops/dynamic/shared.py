@@ -1,0 +1,52 @@
+"""Dynamic routing with matrices that are shared over the places of a map: votes are neither stored nor computed.
+
+With û = W u, the sum of all votes of a type is W times the weighted sum of its poses, and a vote agrees with a pose v
+as much as u does with Wᵀ v. Both products are taken once for a type, not once for a child.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torchcaps.ops.dynamic.reference import couple
+from torchcaps.ops.squash import at_least_float32, no_autocast, squash
+
+
+def dynamic_routing(
+    u_BIK: Tensor, weight_TJDK: Tensor, iterations: int, bias_JD: Tensor | None, leaky: bool
+) -> tuple[Tensor, Tensor]:
+    """Route as `reference.dynamic_routing` does with the weight repeated for every place.
+
+    Args:
+        u_BIK: (B, I, K) poses of the children, by type, then by place.
+        weight_TJDK: (T, J, D, K) one D×K matrix for each type and parent; I is a multiple of T.
+        iterations: number of routing iterations.
+        bias_JD: (J, D) added to each parent's sum before it is squashed.
+        leaky: see `reference.couple`.
+
+    Returns:
+        (B, J, D) poses of the parents, (B, I, J) couplings of the last iteration.
+    """
+    T, J = weight_TJDK.shape[:2]
+    dtype = torch.promote_types(u_BIK.dtype, weight_TJDK.dtype)
+    with no_autocast(u_BIK):
+        u_BTPK = at_least_float32(u_BIK).unflatten(1, (T, u_BIK.shape[1] // T))
+        weight_TJDK = at_least_float32(weight_TJDK)
+        bias_JD = weight_TJDK.new_zeros(()) if bias_JD is None else at_least_float32(bias_JD)
+        share = 1 / (J + leaky)  # logits of zero: the first couplings are all alike
+        couplings_BTPJ = u_BTPK.new_full((), share).expand(*u_BTPK.shape[:3], J)
+        sums_BTJK = (share * u_BTPK.sum(2, keepdim=True)).expand(-1, -1, J, -1)
+        poses_BJD = squash(_votes(sums_BTJK, weight_TJDK) + bias_JD)
+        agreed_BJD = poses_BJD  # logits are linear in the poses of all iterations, so their sum is enough
+        for _ in range(iterations - 1):
+            keys_BTKJ = torch.einsum("bjd,tjdk->btkj", agreed_BJD, weight_TJDK)
+            couplings_BTPJ = couple(u_BTPK @ keys_BTKJ, leaky)
+            poses_BJD = squash(_votes(couplings_BTPJ.mT @ u_BTPK, weight_TJDK) + bias_JD)
+            agreed_BJD = agreed_BJD + poses_BJD
+    return poses_BJD.to(dtype), couplings_BTPJ.flatten(1, 2).to(dtype)
+
+
+def _votes(sums_BTJK: Tensor, weight_TJDK: Tensor) -> Tensor:
+    """(B, J, D) sums of votes, from the weighted sums of poses."""
+    return torch.einsum("btjk,tjdk->bjd", sums_BTJK, weight_TJDK)
