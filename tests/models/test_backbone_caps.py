@@ -30,7 +30,7 @@ def test_every_backbone_and_both_heads(name, head, tmp_path):
 def test_large_images_make_no_large_head(side):
     options = {"image_shape": (3, side, side), "backbone_options": {"channels": (8, 8, 8, 64)}}
     model = create_model("backbone_caps", num_classes=10, **options).eval()
-    assert max(model.grid) <= 8
+    assert max(model.grid) <= 4
     assert model.head.parameter_count() < 2_000_000
     assert model(torch.rand(1, 3, side, side)).lengths.shape == (1, 10)
     thousand = create_model("backbone_caps", num_classes=1000, **options)
@@ -164,9 +164,9 @@ def test_routing_of_a_backbone_is_shown_on_the_image():
     from torchcaps.explain.receptive_field import receptive_field
 
     model = create_model("backbone_caps", image_shape=(1, 60, 44), **SMALL)
-    assert model.grid == (8, 8)
-    assert receptive_field(model, 0).pixels(7, 60) == (56, 60)
-    assert receptive_field(model, 1).stride == 6
+    assert model.grid == (4, 4)
+    assert receptive_field(model, 0).pixels(3, 60) == (45, 60)
+    assert receptive_field(model, 1).stride == 11
 
 
 def test_a_file_that_asks_for_too_much_within_options_is_refused(tmp_path):

@@ -53,7 +53,7 @@ class CapsHead(nn.Module):
         routing: str = "dynamic",
         iterations: int = 3,
         leaky: bool = False,
-        grid: int = 8,
+        grid: int = 4,
     ):
         super().__init__()
         check_whole("CapsHead", in_channels=in_channels, num_classes=num_classes, types=types, dim=dim, grid=grid)

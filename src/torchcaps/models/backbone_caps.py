@@ -56,7 +56,7 @@ class BackboneCaps(CapsuleModel):
         routing: str = "dynamic",
         iterations: int = 3,
         leaky: bool = False,
-        grid: int = 8,
+        grid: int = 4,
         decoder: Literal["auto", "dense", "conv", "none"] = "none",
         decoded_side: int = 32,
         hidden: Sequence[int] = (512, 1024),

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from torchcaps.data.arrays import as_dataset
+from torchcaps.data.augment import LIGHTING
 from torchcaps.data.given import Given, hold_out, read_data
 from torchcaps.errors import UserError
 from torchcaps.models import ImageModel
@@ -174,8 +175,8 @@ def _wrap(model: nn.Module, given: Given, answers: Answers | None, own: bool) ->
 
 
 def _check_augment(given: Given, recipe: Recipe) -> None:
-    """Of images that are not in [0, 1], lighting and noise would cut off the rest."""
-    changed = [name for name in ("brightness", "contrast", "noise") if getattr(recipe.augment, name)]
+    """Of images that are not in [0, 1], lighting, colours and noise would cut off the rest."""
+    changed = [name for name in LIGHTING if getattr(recipe.augment, name)]
     if changed and not given.scaled:
         low, high = given.extremes()
         if low < 0 or high > 1:

@@ -28,7 +28,7 @@ def choose_task(loss: Any, task: Any, model: ImageModel, *, data: Any, recipe: R
     if loss is not None:
         if weighted:
             raise UserError("fit: a loss of your own is all that is minimised, so omit settings['loss']")
-        return GivenLossTask.of(_checked_loss(loss))
+        return GivenLossTask.of(_checked_loss(loss), not data.multi_label)
     if task is None:
         return TASKS[model.task].make(model, data, recipe.loss)
     if isinstance(task, str):

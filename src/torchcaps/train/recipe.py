@@ -43,7 +43,8 @@ class DataSection(Section):
 
 
 class AugmentSection(Section):
-    """Random changes to training images and their masks; the fields are the arguments of `torchcaps.data.augment`."""
+    """Random changes to training images and their masks; the fields are the arguments of `torchcaps.data.augment`, and
+    of `torchcaps.data.mix`."""
 
     shift: int = Field(0, ge=0)  # pixels
     rotate: float = Field(0.0, ge=0)  # degrees
@@ -59,6 +60,13 @@ class AugmentSection(Section):
     brightness: float = Field(0.0, ge=0)  # of an image in [0, 1]
     contrast: float = Field(0.0, ge=0, le=1)
     noise: float = Field(0.0, ge=0)
+    resized_crop: float = Field(0.0, ge=0, le=1)  # least share of the area of a random window, resized to the image
+    saturation: float = Field(0.0, ge=0, le=1)
+    hue: float = Field(0.0, ge=0, le=0.5)  # of the colour circle
+    randaugment: int = Field(0, ge=0, le=10)  # operations for each image
+    magnitude: float = Field(9.0, ge=0, le=10)  # of those operations
+    mixup: float = Field(0.0, ge=0)  # α of Beta(α, α), by which two images and their targets are mixed
+    cutmix: float = Field(0.0, ge=0)  # α for a rectangle of another image, pasted in; masks follow
 
 
 class ModelSection(BaseModel):

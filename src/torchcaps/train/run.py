@@ -17,6 +17,7 @@ from torchcaps.data import Examples, Splits, epoch_size, load_data, num_batches
 from torchcaps.errors import UserError
 from torchcaps.io.atomic import write_text
 from torchcaps.models import ImageModel, load
+from torchcaps.models.costs import training_costs
 from torchcaps.models.files import check_savable, write_model
 from torchcaps.plugins import absolute, inherited
 from torchcaps.train.callbacks import Callback, RunCallback, WorkerCallback
@@ -262,6 +263,9 @@ class _Run:
             highlight=False,
             markup=False,
         )
+        costs = training_costs(model) if model.task == "classification" else None
+        if costs is not None:
+            self.console.print(costs.describe(self.recipe.train.batch_size), highlight=False)
         if self.device.type == "cuda" and self.recipe.train.fast and size == 1:
             self.console.print(
                 "the first steps are slow: the training step is recorded as a CUDA graph, for a long run also compiled "

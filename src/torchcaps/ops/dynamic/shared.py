@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from torchcaps.ops.dynamic.reference import couple
 from torchcaps.ops.squash import at_least_float32, no_autocast, squash
 
 
@@ -35,16 +35,23 @@ def dynamic_routing(
         weight_TJDK = at_least_float32(weight_TJDK)
         bias_JD = weight_TJDK.new_zeros(()) if bias_JD is None else at_least_float32(bias_JD)
         share = 1 / (J + leaky)  # logits of zero: the first couplings are all alike
-        couplings_BTPJ = u_BTPK.new_full((), share).expand(*u_BTPK.shape[:3], J)
+        couplings_BTJP = u_BTPK.new_full((), share).expand(*u_BTPK.shape[:2], J, u_BTPK.shape[2])
         sums_BTJK = (share * u_BTPK.sum(2, keepdim=True)).expand(-1, -1, J, -1)
         poses_BJD = squash(_votes(sums_BTJK, weight_TJDK) + bias_JD)
         agreed_BJD = poses_BJD  # logits are linear in the poses of all iterations, so their sum is enough
         for _ in range(iterations - 1):
-            keys_BTKJ = torch.einsum("bjd,tjdk->btkj", agreed_BJD, weight_TJDK)
-            couplings_BTPJ = couple(u_BTPK @ keys_BTKJ, leaky)
-            poses_BJD = squash(_votes(couplings_BTPJ.mT @ u_BTPK, weight_TJDK) + bias_JD)
+            keys_BTJK = torch.einsum("bjd,tjdk->btjk", agreed_BJD, weight_TJDK)
+            couplings_BTJP = _couple(keys_BTJK @ u_BTPK.mT, leaky)
+            poses_BJD = squash(_votes(couplings_BTJP @ u_BTPK, weight_TJDK) + bias_JD)
             agreed_BJD = agreed_BJD + poses_BJD
-    return poses_BJD.to(dtype), couplings_BTPJ.flatten(1, 2).to(dtype)
+    return poses_BJD.to(dtype), couplings_BTJP.mT.flatten(1, 2).to(dtype)
+
+
+def _couple(logits_BTJP: Tensor, leaky: bool) -> Tensor:
+    """As `reference.couple`; with the places last, a CPU takes the exponentials of several at a time."""
+    if not leaky:
+        return logits_BTJP.softmax(dim=2)
+    return functional.pad(logits_BTJP, (0, 0, 1, 0)).softmax(dim=2)[:, :, 1:]
 
 
 def _votes(sums_BTJK: Tensor, weight_TJDK: Tensor) -> Tensor:
