@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -23,12 +25,14 @@ from torchcaps.train.loop import Interrupted
 from torchcaps.train.loop import train as run_loop
 from torchcaps.train.own import as_callback, choose_task, optimized_by
 from torchcaps.train.recipe import Recipe, make_recipe
-from torchcaps.train.setup import make_state
+from torchcaps.train.setup import make_model, make_state, start_from
 from torchcaps.train.state import State, seeded
 from torchcaps.train.tasks import Task
 from torchcaps.train.tasks.register import find_task
 
 __all__ = ["Fitted", "as_dataset", "fit"]
+
+log = logging.getLogger("torchcaps")
 
 
 class Fitted(NamedTuple):
@@ -56,6 +60,7 @@ def fit(
     optimizer: Any = None,
     callbacks: Sequence[Callback] = (),
     settings: dict[str, Any] | None = None,
+    from_: str | os.PathLike[str] | nn.Module | None = None,
     **model_options: Any,
 ) -> Fitted:
     """Train a model of `torchcaps.list_models()`, or any module, to classify images.
@@ -63,25 +68,24 @@ def fit(
     Args:
         model: a name; or a module that returns `Output`, Capsules (their lengths are the answers) or a tensor (B, J).
         images: (N, H, W), (N, C, H, W) or (N, H, W, C), uint8 or floats in [0, 1]; or a torch Dataset of pairs
-            (image, label), or a DataLoader, which decides on batches and order. Neither is loaded into memory: 32
-            examples of a Dataset, and two batches of a DataLoader, are checked before training, and all of them in the
-            first epoch. A module of your own may take other floats, and a Dataset of other inputs.
+            (image, label), or a DataLoader, which decides on batches and order. Both are read batch by batch: a sample
+            is checked before training, all in the first epoch. A module of your own may take other floats or inputs.
         labels: of arrays: (N,) class ids from 0, or names, or (N, J) multi-hot.
         epochs: passes over the images.
         batch_size: images in a batch.
         lr: the learning rate.
-        validation: share or number of images to hold out, by default 0.1 (of a DataLoader none); or a pair of arrays, a
-            Dataset or a DataLoader.
+        validation: share or number to hold out, by default 0.1 (of a DataLoader 0); or arrays, a Dataset, a DataLoader.
         seed: of the split, the weights, the order and the augmentation.
         device: auto, cpu, cuda or mps.
         class_names: one for each class; by default the labels, or the attribute `classes` of the Dataset.
         answers: what a tensor (B, J) of a module holds: "logits", the default, trained with the cross-entropy; or
             "lengths" in [0, 1], like those of Capsules, trained with the margin loss.
         loss: minimised instead: called with the answers (B, J) and the targets, returns (B,) or their mean.
-        task: minimised instead: a `Task`, its class or its name.
+        task: learned instead: a `Task`, its class or its name.
         optimizer: a class of torch, called with parameters and lr; a function of the parameters; or an optimizer.
         callbacks: called after steps and epochs; one whose `should_stop` is True ends the training.
         settings: more settings of a recipe: {"augment": {"shift": 2}, "train": {"ema": 0.99}}.
+        from_: a model to start from: its name, folder or file, or a module; the logger "torchcaps" says what is taken.
         **model_options: options of a named model.
 
     Returns:
@@ -92,12 +96,23 @@ def fit(
     fabric = make_fabric(device, recipe.train.precision)
     with seeded(recipe.train.seed, fabric.device):
         train, held_out, network = _prepare(model, images, labels, validation, class_names, answers, recipe)
+        network = _started(network, from_, recipe, train)
         make_task = partial(choose_task, loss, task, data=train, recipe=recipe)
         state, chosen = make_state(recipe, train, fabric.device, model=network, make_task=make_task)
-        called = as_callback(callbacks, chosen)
         with optimized_by(optimizer, state, recipe.optim.lr), suppress(Interrupted):
-            run_loop(state, train, held_out, chosen, recipe, fabric, called)
+            run_loop(state, train, held_out, chosen, recipe, fabric, as_callback(callbacks, chosen))
     return _finish(state, recipe, train)
+
+
+def _started(network: ImageModel | None, source: Any, recipe: Recipe, data: Any) -> ImageModel | None:
+    """The model with the weights that it starts from; None if a new one is to be made."""
+    source = recipe.transfer.weights if source is None else source
+    if source is None:
+        return network
+    network = make_model(recipe, data) if network is None else network
+    found = start_from(network, source if isinstance(source, nn.Module) else os.fspath(source))
+    log.log(logging.WARNING if "\n" in found else logging.INFO, found)
+    return network
 
 
 def _recipe(

@@ -127,6 +127,16 @@ class DiscriminatorSection(Section):
     lr: float = Field(1.0, gt=0)  # its learning rate, as a multiple of the generator's
 
 
+class TransferSection(Section):
+    """Training that starts from weights, part by part. A part is a name of a layer or of layers, such as backbone."""
+
+    weights: str | None = None  # a saved model to start from: its name, folder or file; `torchcaps train --from`
+    freeze: tuple[str, ...] = ()  # parts that do not learn at first
+    epochs: int | None = Field(None, ge=1)  # for so many epochs; null: never
+    gradual: int = Field(0, ge=0)  # then thaw one layer of a part every so many epochs, the last first; 0: all at once
+    lr: dict[str, Annotated[float, Field(gt=0)]] = {}  # learning rates of parts, as multiples of optim.lr
+
+
 class TrainSection(Section):
     epochs: int = Field(10, ge=1)
     repeat: int = Field(1, ge=1)  # passes over the images in each epoch, for small data sets
@@ -173,6 +183,7 @@ class Recipe(Section):
     discriminator: DiscriminatorSection = DiscriminatorSection()
     loss: LossSection = LossSection()
     optim: OptimSection = OptimSection()
+    transfer: TransferSection = TransferSection()
     train: TrainSection = TrainSection()
 
     def to_yaml(self) -> str:

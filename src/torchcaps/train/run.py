@@ -21,7 +21,15 @@ from torchcaps.models.costs import training_costs
 from torchcaps.models.files import check_savable, write_model
 from torchcaps.plugins import absolute, inherited
 from torchcaps.train.callbacks import Callback, RunCallback, WorkerCallback
-from torchcaps.train.checkpoint import clear, copy_state, load_checkpoint, never_saved, reason, save_checkpoint
+from torchcaps.train.checkpoint import (
+    clear,
+    copy_state,
+    has_checkpoint,
+    load_checkpoint,
+    never_saved,
+    reason,
+    save_checkpoint,
+)
 from torchcaps.train.cudagraph import deterministic
 from torchcaps.train.distributed import Distributed, make_fabric
 from torchcaps.train.environment import commit, machine, versions
@@ -31,11 +39,18 @@ from torchcaps.train.loop import Interrupted, finished, train
 from torchcaps.train.nonfinite import ADVICE, Diverged
 from torchcaps.train.recipe import Recipe, import_plugins, load_recipe
 from torchcaps.train.reports.page import Report
-from torchcaps.train.setup import make_state
+from torchcaps.train.setup import make_model, make_state, start_from
 from torchcaps.train.state import State, seeded
 from torchcaps.train.tasks import Task
 
-FIXED_SETTINGS = ("data.", "augment.crop=", "train.batch_size=", "train.seed=", "train.repeat=")  # by a run
+FIXED_SETTINGS = (
+    "data.",
+    "augment.crop=",
+    "transfer.",
+    "train.batch_size=",
+    "train.seed=",
+    "train.repeat=",
+)  # by a run
 
 
 def start_run(
@@ -145,7 +160,11 @@ class _Run:
 
     def _train(self, splits: Splits[Any]) -> tuple[State, Task]:
         recipe, dist, settings = self.recipe, self.dist, self.recipe.train
-        state, task = make_state(recipe, splits.train, self.device, torch.device("cpu") if dist.sharded else None)
+        home = torch.device("cpu") if dist.sharded else None
+        model = make_model(recipe, splits.train)
+        if recipe.transfer.weights is not None and not (self.resume and has_checkpoint(self.folder / "checkpoints")):
+            self.console.print(start_from(model, recipe.transfer.weights), highlight=False, markup=False)
+        state, task = make_state(recipe, splits.train, self.device, home, model)
         state.data = splits.fingerprint()
         with torch.random.fork_rng(devices=[]):
             check_savable(state.model)  # now, not after hours of training
@@ -276,6 +295,7 @@ class _Run:
         """Keep the chosen weights, evaluate on the test set (once), write the summary and the report."""
         model = self._chosen_model(state)
         about = {"recipe": self.recipe.name, "seed": self.recipe.train.seed}
+        about |= {} if self.recipe.transfer.weights is None else {"from": self.recipe.transfer.weights}
         about |= {"data": self.recipe.data.model_dump(mode="json"), **task.origin(self.recipe, splits.train)}
         model.trained_by = {**about, "fingerprint": state.data}
         calibrated = task.calibrate(model, splits.train, splits.validation)
