@@ -3,8 +3,8 @@
     python benchmarks/head.py [--device cpu --side 224 --classes 10 --batch 16 --backbone resnet resnet18]
 
 Each row is one backbone: the parameters of both heads, the milliseconds of a training step (forward pass, loss,
-backward pass, Adam) with either, and their ratio with its standard deviation over the rounds. Times are taken by turns in
-one run; each is the median. On a CPU one thread is used, and the time is what the process itself takes, without the
+backward pass, Adam) with either, and their ratio with its standard deviation over the rounds. Times are taken by turns
+in one run; each is the median. On a CPU one thread is used, and the time is what the process itself takes, without the
 moments in which a busy machine runs others. The exit code is 1 if a ratio exceeds --bound, or a capsule head has more
 than --parameters parameters.
 """

@@ -9,6 +9,8 @@ from torch import nn
 
 import torchcaps
 from torchcaps.errors import UserError
+from torchcaps.explain.receptive_field import receptive_field
+from torchcaps.explain.votes import routing_trace
 from torchcaps.layers import ROUTINGS
 from torchcaps.models import create_model, list_backbones, load, register_backbone, save
 from torchcaps.models.backbones import BACKBONES, make_backbone
@@ -49,17 +51,22 @@ def test_the_decoder_draws_a_reduced_image():
     model = create_model(
         "backbone_caps", image_shape=(1, 60, 44), decoder="dense", hidden=(8,), decoded_side=20, **SMALL
     )
-    assert model.decoder.image_shape == (1, 20, 15)
+    assert model.decoder.image_shape == (1, 60, 44)
+    assert model.decoder.decoder.image_shape == (1, 20, 15)
     images, targets = torch.rand(2, 1, 60, 44), torch.tensor([1, 2])
     drawn = model(images, targets).reconstruction
     assert drawn.shape == images.shape
     assert model(images, each=torch.tensor([[1, 2], [3, 4]])).reconstruction.shape == (2, 2, 1, 60, 44)
     small = create_model("backbone_caps", image_shape=(1, 6, 6), decoder="dense", hidden=(8,), decoded_side=3, **SMALL)
     poses, image = torch.rand(1, 10, 16), torch.rand(1, 1, 6, 6)
-    bias = small.decoder.layers[-1].bias
+    bias = small.decoder.decoder.layers[-1].bias
     whole = (small.reconstruct(poses) - image).square().sum()
     (gradient,) = torch.autograd.grad(whole, bias)
-    reduced = (small.decoder(torchcaps.layers.mask_capsules(poses)) - nn.functional.avg_pool2d(image, 2)).square().sum()
+    reduced = (
+        (small.decoder.decoder(torchcaps.layers.mask_capsules(poses)) - nn.functional.avg_pool2d(image, 2))
+        .square()
+        .sum()
+    )
     torch.testing.assert_close(gradient, 4 * torch.autograd.grad(reduced, bias)[0])
 
 
@@ -161,12 +168,15 @@ def test_without_timm_the_command_is_named(monkeypatch):
 
 
 def test_routing_of_a_backbone_is_shown_on_the_image():
-    from torchcaps.explain.receptive_field import receptive_field
-
     model = create_model("backbone_caps", image_shape=(1, 60, 44), **SMALL)
     assert model.grid == (4, 4)
     assert receptive_field(model, 0).pixels(3, 60) == (45, 60)
     assert receptive_field(model, 1).stride == 11
+    image = torch.rand(1, 60, 44)
+    trace, output = routing_trace(model.eval(), image), model(image[None])
+    assert torch.equal(trace.poses[-1], output.poses[0])
+    expected = torch.einsum("tjdk,tpk->tpjd", model.classes.weight, model.children_of(image[None]).pose.view(2, 16, 8))
+    torch.testing.assert_close(trace.votes, expected.flatten(0, 1))
 
 
 def test_a_file_that_asks_for_too_much_within_options_is_refused(tmp_path):

@@ -3,7 +3,7 @@
 from torchcaps.layers.annealing import anneal
 from torchcaps.layers.concurrent import concurrent
 from torchcaps.layers.conv import ConvCaps2d, DeconvCaps2d
-from torchcaps.layers.decoder import ConvDecoder, Decoder, make_decoder, mask_capsules
+from torchcaps.layers.decoder import ConvDecoder, Decoder, EnlargedDecoder, make_decoder, mask_capsules
 from torchcaps.layers.dense import DenseCaps
 from torchcaps.layers.head import CapsHead
 from torchcaps.layers.matrix import ClassCaps, MatrixConvCaps2d, MatrixPrimaryCaps
@@ -21,6 +21,7 @@ __all__ = [
     "Decoder",
     "DeconvCaps2d",
     "DenseCaps",
+    "EnlargedDecoder",
     "MatrixConvCaps2d",
     "MatrixPrimaryCaps",
     "PartCaps",

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from torchcaps.capsules import Capsules
 from torchcaps.checks import check_whole
-from torchcaps.layers import CapsHead, DenseCaps, make_decoder
+from torchcaps.layers import CapsHead, ConvDecoder, Decoder, DenseCaps, EnlargedDecoder, make_decoder
 from torchcaps.layers.head import feature_shape
 from torchcaps.models.backbones import built_to_be_filled, cells, make_backbone, without_pretrained
 from torchcaps.models.base import CapsuleModel, ImageModel, constant_device
@@ -22,8 +22,7 @@ from torchcaps.models.registry import register_model
 class BackboneCaps(CapsuleModel):
     """A backbone, primary capsules at each place of its feature map, class capsules; see `CapsHead`.
 
-    A decoder draws the image reduced to `decoded_side`, enlarged again without interpolation. The reconstruction loss
-    then has the gradient that a comparison with the reduced image would have.
+    A decoder draws the image reduced to `decoded_side`; see `EnlargedDecoder`.
 
     Args:
         image_shape: (C, H, W) of the images.
@@ -80,10 +79,7 @@ class BackboneCaps(CapsuleModel):
             grid=grid,
         )
         self.grid = self.head.grid
-        colours, *sides = self.image_shape
-        reduction = -(-max(sides) // decoded_side)
-        rows, columns = (-(-side // reduction) for side in sides)
-        self.decoder = make_decoder(decoder, self.num_classes, class_dim, (colours, rows, columns), tuple(hidden))
+        self.decoder = _reduced_decoder(decoder, self, class_dim, decoded_side, tuple(hidden))
 
     @property
     def classes(self) -> DenseCaps:  # type: ignore[override]  # it is part of the head
@@ -93,13 +89,6 @@ class BackboneCaps(CapsuleModel):
     def children_of(self, images: Tensor) -> Capsules:
         """Compute the primary capsules, see `CapsuleModel.children_of`."""
         return self.head.children_of(self.backbone(self.normalise(images)))
-
-    def reconstruct(self, capsules: Capsules | Tensor, targets: Tensor | None = None) -> Tensor | None:
-        """Decode the chosen class capsules to an image, see `CapsuleModel.reconstruct`."""
-        reduced = super().reconstruct(capsules, targets)
-        if reduced is None or reduced.shape[1:] == self.image_shape:
-            return reduced
-        return functional.interpolate(reduced, self.image_shape[1:], mode="nearest")
 
     @property
     def convolutions(self) -> list[nn.Conv2d]:
@@ -152,6 +141,17 @@ def backbone_caps(image_shape: Sequence[int] = (1, 28, 28), num_classes: int = 1
 def backbone_linear(image_shape: Sequence[int] = (1, 28, 28), num_classes: int = 10, **options: Any) -> BackboneLinear:
     """Build the same network with a linear head, to compare with."""
     return BackboneLinear(image_shape, num_classes, **options)
+
+
+def _reduced_decoder(
+    kind: str, model: ImageModel, dim: int, longest: int, hidden: tuple[int, ...]
+) -> Decoder | ConvDecoder | EnlargedDecoder | None:
+    """The decoder of images that are reduced until no side is longer than `longest`."""
+    colours, *sides = model.image_shape
+    reduction = math.ceil(max(sides) / longest)
+    height, width = (math.ceil(side / reduction) for side in sides)
+    decoder = make_decoder(kind, model.num_classes, dim, (colours, height, width), hidden)
+    return decoder if decoder is None or reduction == 1 else EnlargedDecoder(decoder, model.image_shape)
 
 
 def _attach(model: ImageModel, name: str, options: Mapping[str, Any] | None, given: Mapping[str, Any]) -> nn.Module:

@@ -284,7 +284,7 @@ class _Run:
         )
         costs = training_costs(model) if model.task == "classification" else None
         if costs is not None:
-            self.console.print(costs.describe(self.recipe.train.batch_size), highlight=False)
+            self.console.print(costs.describe(self.recipe.train.batch_size), highlight=False, soft_wrap=True)
         if self.device.type == "cuda" and self.recipe.train.fast and size == 1:
             self.console.print(
                 "the first steps are slow: the training step is recorded as a CUDA graph, for a long run also compiled "
