@@ -24,6 +24,7 @@ from torchcaps.cli import app
 from torchcaps.data import SOURCES, draw_axons
 from torchcaps.exchange.onnx_file import write_onnx
 from torchcaps.layers import ROUTINGS
+from torchcaps.models.backbones import BACKBONES
 from torchcaps.models.registry import CLASSES, MODELS
 from torchcaps.train.loggers import CALLBACKS
 from torchcaps.train.recipe import Recipe, list_recipes, load_recipe
@@ -268,6 +269,22 @@ def test_everything_of_ones_own_is_added_as_the_page_says(tmp_path):
         for table, known in zip(tables, before):
             table.clear()
             table.update(known)
+
+
+def test_a_head_on_ones_own_network_is_trained_as_the_page_says(tmp_path, monkeypatch):
+    """The blocks of docs/head.md in their order; its recipe can be read without timm."""
+    monkeypatch.chdir(tmp_path)
+    page, names = DOCS / "head.md", {"__name__": "head"}
+    try:
+        for example in blocks(page, "python"):
+            exec(compile(example, page.name, "exec"), names)
+    finally:
+        BACKBONES.pop("two_layers", None)
+    assert repr(names["head"]).startswith("CapsHead(\n  grid=4×4, 128 capsules → 2 classes, 3,168 parameters")
+    assert names["lengths"].shape == (64, 2)
+    assert names["trained"].num_classes == 3
+    (tmp_path / "own.yaml").write_text(blocks(page, "yaml")[0], encoding="utf-8")
+    assert load_recipe(str(tmp_path / "own.yaml")).transfer.lr == {"backbone": 0.1}
 
 
 @pytest.mark.parametrize("name", sorted(ROUTINGS))

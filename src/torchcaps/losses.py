@@ -96,12 +96,13 @@ def reconstruction_loss(reconstruction: Tensor, images: Tensor) -> Tensor:
     return (reconstruction - images).square().flatten(1).sum(-1)
 
 
-def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+def cross_entropy(logits: Tensor, targets: Tensor, *, shares: bool = False) -> Tensor:
     """Compute softmax cross-entropy for class ids, binary cross-entropy summed over classes for multi-hot targets.
 
     Args:
         logits: (B, J).
         targets: (B,) class ids, or (B, J) multi-hot.
+        shares: whether targets (B, J) are shares of one class an image, as of mixed images: soft labels of a softmax.
 
     Returns:
         (B,).
@@ -114,6 +115,8 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
             check_ids("cross_entropy", targets, logits.shape[-1])
             raise
     _check_width("cross_entropy", targets, logits.shape[-1])
+    if shares:
+        return -(targets.to(logits.dtype) * logits.log_softmax(-1)).sum(-1)
     return functional.binary_cross_entropy_with_logits(logits, targets.to(logits.dtype), reduction="none").sum(-1)
 
 

@@ -44,6 +44,10 @@ def train(
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="On CUDA, bit-identical runs; slower.")
     ] = False,
+    from_: Annotated[
+        str | None,
+        typer.Option("--from", help="Start from the weights of this model: its name, folder or file."),
+    ] = None,
     resume: Annotated[Path | None, typer.Option(help="Resume the run in this folder.")] = None,
 ) -> None:
     """Train a model. Without arguments: the embedded digits, in about a minute."""
@@ -56,6 +60,7 @@ def train(
     given |= {"fast": None if fast else "no", "deterministic": "yes" if deterministic else None}
     where: dict[str, Any] = {"device": device, "devices": devices, "nodes": nodes, "shard": shard}
     overrides += [f"train.{name}={value}" for name, value in given.items() if value is not None]
+    overrides += [] if from_ is None else [f"transfer.weights={json.dumps(from_)}"]
     try:
         if resume is None:
             chosen = _chosen_recipe(recipe, data, source, overrides)

@@ -25,6 +25,7 @@ from torchcaps.data.loader import (
 )
 from torchcaps.data.mask_folder import load_mask_folder, read_label, read_mask_folder, read_picture
 from torchcaps.data.mask_sources import MASK_SOURCES
+from torchcaps.data.mixing import mix
 from torchcaps.data.objects import ObjectDataset
 from torchcaps.data.register import register_data
 from torchcaps.data.segmentation import SegmentationDataset, split_segmentation, tiles
@@ -67,6 +68,7 @@ __all__ = [
     "load_image",
     "load_mask_folder",
     "make_loader",
+    "mix",
     "named_data",
     "num_batches",
     "open_hugging_face",

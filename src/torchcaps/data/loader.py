@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchcaps.data.augment import augment, centre_crop
+from torchcaps.data.augment import augment_classes, augment_masks, centre_crop
 from torchcaps.data.dataset import Dataset
 from torchcaps.data.segmentation import SegmentationDataset, pad_by_reflection
 from torchcaps.errors import UserError
@@ -42,7 +42,7 @@ class DeviceLoader:
     Args:
         dataset: the images and targets.
         device: where batches are made.
-        **options: options of `augment`.
+        **options: options of `augment_classes`.
 
     Attributes:
         on_device: whether the images fitted on the device.
@@ -52,7 +52,7 @@ class DeviceLoader:
         self.device, self.options = torch.device(device), options
         self.on_device = _fits(dataset.images, self.device)
         self.images = dataset.images.to(self.device) if self.on_device else dataset.images
-        self.targets = dataset.targets.to(self.device)
+        self.targets, self.num_classes = dataset.targets.to(self.device), dataset.num_classes
 
     def __len__(self) -> int:
         return len(self.images)
@@ -74,7 +74,8 @@ class DeviceLoader:
             images = self.images[on_device]
         else:  # pin the gathered copy, which is what is transferred
             images = self.images[indices].pin_memory().to(self.device, non_blocking=True)
-        return Batch(augment(as_float(images), generator, **self.options), self.targets[on_device])
+        targets = self.targets[on_device]
+        return Batch(*augment_classes(as_float(images), targets, self.num_classes, generator, **self.options))
 
 
 class CropLoader:
@@ -87,7 +88,7 @@ class CropLoader:
         dataset: at least one image with its mask.
         crop: side of a window.
         device: where the images are kept and batches are made.
-        **options: options of `augment`, for windows and their masks.
+        **options: options of `augment_masks`.
     """
 
     on_device = True
@@ -127,7 +128,7 @@ class CropLoader:
         images, masks = self._cut(self._image_M[indices_B], generator)
         if not self.options:
             return Batch(images, masks)
-        images, masks = augment(images, generator, masks=masks, **self.options)
+        images, masks = augment_masks(images, masks, generator, **self.options)
         return Batch(centre_crop(images, self.crop), centre_crop(masks, self.crop))
 
     def _cut(self, image_B: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:

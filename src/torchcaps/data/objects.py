@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchcaps.data.augment import GEOMETRIC
+from torchcaps.data.augment import GEOMETRIC, MIXING
 from torchcaps.data.loader import DeviceLoader, make_loader
 from torchcaps.errors import UserError
 from torchcaps.layers.part import LABEL, LEVEL
@@ -105,7 +105,7 @@ class ObjectLoader(DeviceLoader):
     """A loader whose targets are objects; they would not follow images that are moved."""
 
     def __init__(self, dataset: ObjectDataset, device: torch.device | str, **options: Any) -> None:
-        for name in GEOMETRIC:
+        for name in (*GEOMETRIC, *MIXING):
             if options.get(name):
                 raise UserError(f"augment.{name}: objects would not follow; model.turn turns images with their objects")
         super().__init__(dataset, device, **options)  # type: ignore[arg-type]

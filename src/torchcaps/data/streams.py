@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils import data as torch_data
 
-from torchcaps.data.augment import augment
+from torchcaps.data.augment import AMOUNTS, augment_classes
 from torchcaps.data.checks import StreamCheck
 from torchcaps.data.loader import Batch, as_float, make_loader
 from torchcaps.errors import UserError
@@ -112,7 +112,7 @@ class StreamLoader:
     Args:
         stream: of a Dataset or a DataLoader.
         device: where batches are needed.
-        **options: options of `augment`.
+        **options: options of `augment_classes`.
     """
 
     on_device = False
@@ -120,7 +120,7 @@ class StreamLoader:
 
     def __init__(self, stream: Stream, device: torch.device | str, **options: Any) -> None:
         self.stream, self.device = stream, torch.device(device)
-        changes = any(value for name, value in options.items() if name != "share")
+        changes = any(value for name, value in options.items() if name not in AMOUNTS)
         self.options = options if changes else {}
         if changes and len(stream.image_shape) != 3:
             raise UserError(
@@ -138,7 +138,7 @@ class StreamLoader:
             self.stream.check.note(images, targets)
         images, targets = (each.to(self.device, non_blocking=True) for each in (images, targets))
         images = as_float(images).float()
-        return Batch(augment(images, generator, **self.options) if self.options else images, targets)
+        return Batch(*augment_classes(images, targets, self.stream.num_classes, generator, **self.options))
 
     def _collated(self, indices: Tensor) -> Any:
         return collate([self.stream.source[index] for index in indices.tolist()])

@@ -91,7 +91,7 @@ def routing_trace(model: nn.Module, image_CHW: Tensor, iterations: int | None = 
     layer = capsnet.classes
     with evaluating(capsnet):
         children = capsnet.children_of(image_CHW[None].to(capsnet.device))
-        votes_IJD = torch.einsum("ijdk,ik->ijd", layer.weight, children.pose[0])
+        votes_IJD = torch.einsum("ijdk,ik->ijd", layer.weights["weight"], children.pose[0])
         counts = range(1, (iterations or layer.iterations) + 1)
         steps = [layer(children, iterations=count, return_couplings=True) for count in counts]
     couplings = torch.stack([coupled[0] for _, coupled in steps if coupled is not None])

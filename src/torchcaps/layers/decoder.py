@@ -100,6 +100,28 @@ class ConvDecoder(nn.Module):
         return torch.sigmoid(at_least_float32(pixels))
 
 
+class EnlargedDecoder(nn.Module):
+    """A decoder of reduced images, enlarged by repeating pixels, so that its size does not follow that of the images.
+
+    The squared error of an enlarged image has the gradient that a comparison with the reduced image would have, times
+    the number of pixels that become one.
+
+    Args:
+        decoder: of the reduced images.
+        image_shape: C, H, W after enlarging.
+    """
+
+    def __init__(self, decoder: Decoder | ConvDecoder, image_shape: tuple[int, int, int]):
+        super().__init__()
+        self.decoder = decoder
+        self.capsules, self.dim = decoder.capsules, decoder.dim
+        self.image_shape = tuple(image_shape)
+
+    def forward(self, masked_BJD: Tensor) -> Tensor:
+        """Map masked poses (B, J, D) to images (B, C, H, W) in [0, 1]."""
+        return functional.interpolate(self.decoder(masked_BJD), self.image_shape[1:], mode="nearest")
+
+
 def _flat(decoder: Decoder | ConvDecoder, masked_BJD: Tensor) -> Tensor:
     """(B, J·D), if that is what the decoder was made for."""
     name = type(decoder).__name__

@@ -32,6 +32,8 @@ class DenseCaps(Tempered):
         out_dim: D dimensions of a parent's pose; for matrix capsules the P·P of a pose.
         routing: a name in ROUTINGS.
         iterations: number of routing iterations.
+        places: of a map whose in_capsules / places types share their matrices over all places; children are numbered by
+            type first. By default every child has its own.
         bias: learn a bias (J, D) inside routing, 0.1 at first, as in the authors' code.
         leaky: let a child that fits no parent keep part of its coupling.
         std: of the initial weight. By default parents of children 0.7 long start about a half long, after all
@@ -52,6 +54,7 @@ class DenseCaps(Tempered):
         *,
         routing: str = "dynamic",
         iterations: int = 3,
+        places: int = 1,
         bias: bool = False,
         leaky: bool = False,
         std: float | None = None,
@@ -63,7 +66,12 @@ class DenseCaps(Tempered):
         if routing not in ROUTINGS:
             raise UserError(f"DenseCaps: no routing is called {routing!r}: {did_you_mean(routing, ROUTINGS)}")
         check_whole("DenseCaps", in_capsules=in_capsules, in_dim=in_dim, out_capsules=out_capsules, out_dim=out_dim)
-        check_whole("DenseCaps", iterations=iterations)
+        check_whole("DenseCaps", iterations=iterations, places=places)
+        if in_capsules % places:
+            raise UserError(
+                f"DenseCaps: in_capsules must be a multiple of places, the same types at each, got {in_capsules} and "
+                f"{places}"
+            )
         kind = ROUTINGS[routing]
         side = math.isqrt(in_dim)
         if kind.matrix and not side * side == in_dim == out_dim:
@@ -75,15 +83,17 @@ class DenseCaps(Tempered):
             raise UserError(f"DenseCaps: {routing} routing supports neither bias nor leaky: omit both")
         self.in_capsules, self.in_dim = in_capsules, in_dim
         self.out_capsules, self.out_dim = out_capsules, out_dim
-        self.routing, self.iterations, self.leaky = routing, iterations, leaky
+        self.routing, self.iterations, self.leaky, self.places = routing, iterations, leaky, places
         shape = (side, side) if kind.matrix else (out_dim, in_dim)
-        self.weight = nn.Parameter(torch.empty(in_capsules, out_capsules, *shape))
+        self.weight = nn.Parameter(torch.empty(in_capsules // places, out_capsules, *shape))
         self._initialise(kind, std)
         self._set_constants(kind, inverse_temperature, epsilon, floor)
         self.bias = nn.Parameter(torch.full((out_capsules, out_dim), 0.1)) if bias else None
         learned = kind.learns(in_capsules, out_capsules, out_dim)
+        self._shared = {"weight"} | (_per_child(kind, out_capsules, out_dim) if places > 1 else set())
         for name, values in learned.items():
-            self.register_parameter(name, nn.Parameter(values))
+            once = values[::places] if name in self._shared else values
+            self.register_parameter(name, nn.Parameter(once.contiguous()))
         self._names = ("weight", *(["bias"] if bias else []), *learned)
 
     def _initialise(self, kind: Routing, std: float | None) -> None:
@@ -144,7 +154,11 @@ class DenseCaps(Tempered):
         if iterations is not None:
             check_whole("DenseCaps", iterations=iterations)
         count = self.iterations if iterations is None else iterations
-        arguments = routing.arguments(children, self.weights, count, self.leaky)
+        shares = self.places > 1 and routing.places
+        weights = {name: getattr(self, name) for name in self._names} if shares else self.weights
+        arguments = routing.arguments(children, weights, count, self.leaky)
+        if shares:
+            arguments["places"] = self.places
         constants = {name: getattr(self, name, None) for name in routing.constants}
         arguments |= {name: value for name, value in constants.items() if value is not None}
         routed = routing.function(**arguments, return_couplings=return_couplings)
@@ -153,11 +167,22 @@ class DenseCaps(Tempered):
 
     @property
     def weights(self) -> dict[str, Tensor]:
-        """All learned tensors by name, as routing uses them: after pruning or parametrisation, if there is any."""
-        return {name: getattr(self, name) for name in self._names}
+        """All learned tensors by name, as routing uses them: repeated over places, and after pruning or
+        parametrisation, if there is any."""
+        found: dict[str, Tensor] = {name: getattr(self, name) for name in self._names}
+        if self.places == 1:
+            return found
+        return {n: each.repeat_interleave(self.places, 0) if n in self._shared else each for n, each in found.items()}
 
     def extra_repr(self) -> str:
         return (
             f"{self.in_capsules}×{self.in_dim} → {self.out_capsules}×{self.out_dim}, "
             f"routing={self.routing}, iterations={self.iterations}"
+            + (f", places={self.places}" if self.places > 1 else "")
         )
+
+
+def _per_child(kind: Routing, J: int, D: int) -> set[str]:
+    """The parameters that a routing learns for each child: those whose first axis grows with the number of children."""
+    one, two = kind.learns(1, J, D), kind.learns(2, J, D)
+    return {name for name, values in one.items() if values.shape[:1] != two[name].shape[:1]}

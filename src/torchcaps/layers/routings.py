@@ -39,6 +39,8 @@ class Routing:
         biased: accepts bias and leaky.
         squashed: poses are at most 1 long.
         constants: numbers that the function also takes and the layer keeps, of CONSTANTS.
+        places: the function also takes `places`, the number of places that share a weight (I / places, J, D, K);
+            otherwise the weight is repeated for every place.
         std: (I, K, J, D, iterations) → std of the initial weight; see `layers/initial.py`. Matrices start at the
             identity plus noise of this std.
     """
@@ -50,6 +52,7 @@ class Routing:
     biased: bool = False
     squashed: bool = True
     constants: tuple[str, ...] = ()
+    places: bool = False
     std: Callable[[int, int, int, int, int], float] = initial.uniform_std
 
 
@@ -89,12 +92,17 @@ def _self_attention_learns(I: int, J: int, D: int) -> dict[str, Tensor]:
 
 _KNOWN = {
     "dynamic": Routing(
-        dynamic_routing, _dynamic, biased=True, constants=("inverse_temperature",), std=initial.dynamic_std
+        dynamic_routing,
+        _dynamic,
+        biased=True,
+        constants=("inverse_temperature",),
+        places=True,
+        std=initial.dynamic_std,
     ),
     "em": Routing(
         em_routing, _em, initial.em_betas, matrix=True, squashed=False, constants=CONSTANTS, std=initial.matrix_std
     ),
-    "uniform": Routing(dynamic_routing, _uniform, biased=True),
+    "uniform": Routing(dynamic_routing, _uniform, biased=True, places=True),
     "self_attention": Routing(
         self_attention_routing, _self_attention, _self_attention_learns, std=initial.self_attention_std
     ),

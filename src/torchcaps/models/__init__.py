@@ -1,5 +1,7 @@
 """Networks by paper, and the ways to make, save and load them."""
 
+from torchcaps.models.backbone_caps import BackboneCaps, BackboneLinear, backbone_caps, backbone_linear
+from torchcaps.models.backbones import list_backbones, register_backbone
 from torchcaps.models.base import CapsuleModel, ImageModel, Output, Placement, SegmentationOutput
 from torchcaps.models.baselines.cnn import CNN, baseline_cnn, matched_cnn
 from torchcaps.models.baselines.pix2pix import Pix2Pix, pix2pix, pix2pix_small
@@ -24,6 +26,8 @@ from torchcaps.models.tiles import predict_map
 
 __all__ = [
     "CNN",
+    "BackboneCaps",
+    "BackboneLinear",
     "CapsNet",
     "CapsPix2Pix",
     "CapsuleModel",
@@ -45,6 +49,8 @@ __all__ = [
     "StrongCNN",
     "SynthesisModel",
     "UNet",
+    "backbone_caps",
+    "backbone_linear",
     "baseline_cnn",
     "capsnet",
     "capsnet_small",
@@ -55,6 +61,7 @@ __all__ = [
     "em_capsnet",
     "em_capsnet_large",
     "generate_images",
+    "list_backbones",
     "list_models",
     "load",
     "matched_cnn",
@@ -65,6 +72,7 @@ __all__ = [
     "posecaps",
     "posecaps_small",
     "predict_map",
+    "register_backbone",
     "register_model",
     "save",
     "scenecaps",

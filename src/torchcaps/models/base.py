@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torchcaps.capsules import Capsules, as_capsules
 from torchcaps.checks import check_whole
 from torchcaps.errors import UserError
-from torchcaps.layers import ConvDecoder, Decoder, DenseCaps, anneal, mask_capsules
+from torchcaps.layers import ConvDecoder, Decoder, DenseCaps, EnlargedDecoder, anneal, mask_capsules
 from torchcaps.losses import check_batch, check_ids
 from torchcaps.ops.dispatch import eager
 
@@ -284,7 +284,7 @@ class CapsuleModel(ImageModel):
 
     routes_grid = True
     classes: DenseCaps
-    decoder: Decoder | ConvDecoder | None
+    decoder: Decoder | ConvDecoder | EnlargedDecoder | None
     grid: tuple[int, ...]  # rows and columns of the primary capsules
 
     def children_of(self, images: Tensor) -> Capsules:

@@ -28,10 +28,19 @@ def check_arguments(arguments: Any) -> dict[str, Any]:
     if not isinstance(arguments, dict):
         raise ValueError("its arguments are missing")
     for name, value in arguments.items():
-        for number in value if isinstance(value, list) else [value]:
+        for number in _leaves(value):
             if isinstance(number, (int, float)) and not (math.isfinite(number) and abs(number) <= MAX_ARGUMENT_VALUE):
                 raise ValueError(f"{name} is {number}")
     return arguments
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """The values in lists and dicts, however deep."""
+    if isinstance(value, (list, dict)):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _leaves(each)
+    else:
+        yield value
 
 
 def build_on_meta(kind: type[Model], arguments: dict[str, Any], saved_tensors: int) -> Model:

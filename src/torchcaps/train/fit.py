@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -12,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from torchcaps.data.arrays import as_dataset
+from torchcaps.data.augment import LIGHTING
 from torchcaps.data.given import Given, hold_out, open_data, read_data
 from torchcaps.errors import UserError
 from torchcaps.models import ImageModel
@@ -22,12 +25,14 @@ from torchcaps.train.loop import Interrupted
 from torchcaps.train.loop import train as run_loop
 from torchcaps.train.own import as_callback, choose_task, optimized_by
 from torchcaps.train.recipe import Recipe, make_recipe
-from torchcaps.train.setup import make_state
+from torchcaps.train.setup import make_model, make_state, start_from
 from torchcaps.train.state import State, seeded
 from torchcaps.train.tasks import Task
 from torchcaps.train.tasks.register import find_task
 
 __all__ = ["Fitted", "as_dataset", "fit"]
+
+log = logging.getLogger("torchcaps")
 
 
 class Fitted(NamedTuple):
@@ -55,6 +60,7 @@ def fit(
     optimizer: Any = None,
     callbacks: Sequence[Callback] = (),
     settings: dict[str, Any] | None = None,
+    from_: str | os.PathLike[str] | nn.Module | None = None,
     **model_options: Any,
 ) -> Fitted:
     """Train a model of `torchcaps.list_models()`, or any module, to classify images.
@@ -67,7 +73,9 @@ def fit(
             path of tar shards, "train-{000..009}.tar". 32 examples, or two batches, are checked before training, and
             all in the first epoch. A module of your own may take other floats, and a Dataset of other inputs.
         labels: of arrays: (N,) class ids from 0, or names, or (N, J) multi-hot.
-        epochs, batch_size, lr: passes over the images, images in a batch, and the learning rate.
+        epochs: passes over the images.
+        batch_size: images in a batch.
+        lr: the learning rate.
         validation: share or number of images to hold out, by default 0.1 (of batches and iterables none); or a pair of
             arrays, or any source of data.
         seed: of the split, the weights, the order and the augmentation.
@@ -76,10 +84,11 @@ def fit(
         answers: what a tensor (B, J) of a module holds: "logits", the default, trained with the cross-entropy; or
             "lengths" in [0, 1], like those of Capsules, trained with the margin loss.
         loss: minimised instead: called with the answers (B, J) and the targets, returns (B,) or their mean.
-        task: minimised instead: a `Task`, its class or its name.
+        task: learned instead: a `Task`, its class or its name.
         optimizer: a class of torch, called with parameters and lr; a function of the parameters; or an optimizer.
         callbacks: called after steps and epochs; one whose `should_stop` is True ends the training.
         settings: more settings of a recipe: {"augment": {"shift": 2}, "train": {"ema": 0.99}}.
+        from_: a model to start from: its name, folder or file, or a module; the logger "torchcaps" says what is taken.
         **model_options: options of a named model.
 
     Returns:
@@ -91,12 +100,23 @@ def fit(
     fabric = make_fabric(device, recipe.train.precision)
     with seeded(recipe.train.seed, fabric.device):
         train, held_out, network = _prepare(model, images, labels, validation, class_names, answers, recipe)
+        network = _started(network, from_, recipe, train)
         make_task = partial(choose_task, loss, task, data=train, recipe=recipe)
         state, chosen = make_state(recipe, train, fabric.device, model=network, make_task=make_task)
-        called = as_callback(callbacks, chosen)
         with optimized_by(optimizer, state, recipe.optim.lr), suppress(Interrupted):
-            run_loop(state, train, held_out, chosen, recipe, fabric, called)
+            run_loop(state, train, held_out, chosen, recipe, fabric, as_callback(callbacks, chosen))
     return _finish(state, recipe, train)
+
+
+def _started(network: ImageModel | None, source: Any, recipe: Recipe, data: Any) -> ImageModel | None:
+    """The model with the weights that it starts from; None if a new one is to be made."""
+    source = recipe.transfer.weights if source is None else source
+    if source is None:
+        return network
+    network = make_model(recipe, data) if network is None else network
+    found = start_from(network, source if isinstance(source, nn.Module) else os.fspath(source))
+    log.log(logging.WARNING if "\n" in found else logging.INFO, found)
+    return network
 
 
 def _recipe(
@@ -174,8 +194,8 @@ def _wrap(model: nn.Module, given: Given, answers: Answers | None, own: bool) ->
 
 
 def _check_augment(given: Given, recipe: Recipe) -> None:
-    """Of images that are not in [0, 1], lighting and noise would cut off the rest."""
-    changed = [name for name in ("brightness", "contrast", "noise") if getattr(recipe.augment, name)]
+    """Of images that are not in [0, 1], lighting, colours and noise would cut off the rest."""
+    changed = [name for name in LIGHTING if getattr(recipe.augment, name)]
     if changed and not given.scaled:
         low, high = given.extremes()
         if low < 0 or high > 1:

@@ -51,11 +51,13 @@ def shard_state(state: State, recipe: Recipe, fabric: Fabric) -> State:
         raise UserError("optim.name=muon needs whole weights, and --shard splits them: set optim.name=adamw")
     if recipe.optim.sam_rho:
         raise UserError("optim.sam_rho needs whole weights, and --shard splits them: omit it")
+    if recipe.transfer.freeze:
+        raise UserError("transfer.freeze needs whole layers, and --shard splits them: omit one or the other")
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")  # nothing changes it in place
     mesh = cast(ModelParallelStrategy, fabric.strategy).device_mesh["data_parallel"]
     model = shard_model(state.model, mesh)
     average = None if state.average is None else shard_model(state.average, mesh)
-    optimizer = make_optimizer(model, recipe.optim, fabric.device, sharded=True)
+    optimizer = make_optimizer(model, recipe.optim, fabric.device, sharded=True, rates=recipe.transfer.lr)
     shards = replace(state, model=model, average=average, optimizer=optimizer)
     copy_state(state, shards)
     return shards

@@ -17,6 +17,7 @@ from torchcaps.train.cudagraph import RecordedStep, tuned
 from torchcaps.train.distributed import Distributed
 from torchcaps.train.nonfinite import Diverged, NonfiniteGuard, find_nonfinite_layer
 from torchcaps.train.optim.ema import update_average
+from torchcaps.train.optim.parts import Freezer
 from torchcaps.train.optim.schedule import learning_rate
 from torchcaps.train.recipe import Recipe, TrainSection
 from torchcaps.train.state import State, improved_epoch
@@ -42,11 +43,15 @@ def train(
     dist, totals = Distributed(fabric), Totals(fabric.device, task.measure)
     optimizers = [] if dist.sharded else state.optimizers.values()  # sharded steps are skipped by Python
     guard = NonfiniteGuard(fabric.device, optimizers, state.step, settings.on_nan == "skip")
-    step = task.make_step(StepContext(state, data, recipe.optim, fabric, dist, totals, guard))
-    take_step = _recorded(step, state, settings, total_steps, dist, data.on_device)
-    with tuned(fabric.device, tensor_cores=settings.precision != "fp32"):
+    context = StepContext(state, data, recipe.optim, fabric, dist, totals, guard)
+    freezer = Freezer(state.model, recipe.transfer)
+    with tuned(fabric.device, tensor_cores=settings.precision != "fp32"), freezer.active():
         while not finished(state, settings, task.measure):
+            if freezer.start_epoch(state.epoch):  # a recorded step knows which weights have gradients
+                step = task.make_step(context)
+                take_step = _recorded(step, state, settings, total_steps, dist, data.on_device)
             state.model.train()
+            freezer.set_modes(state.epoch)
             # Sums from before a resume are of all ranks together, so only rank 0 has them; all ranks have the names.
             totals.start(state.totals if dist.is_main else dict.fromkeys(state.totals, 0.0))
             order = _epoch_order(state, settings, data)

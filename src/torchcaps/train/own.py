@@ -28,7 +28,7 @@ def choose_task(loss: Any, task: Any, model: ImageModel, *, data: Any, recipe: R
     if loss is not None:
         if weighted:
             raise UserError("fit: a loss of your own is all that is minimised, so omit settings['loss']")
-        return GivenLossTask.of(_checked_loss(loss))
+        return GivenLossTask.of(_checked_loss(loss), not data.multi_label)
     if task is None:
         return TASKS[model.task].make(model, data, recipe.loss)
     if isinstance(task, str):
@@ -66,6 +66,8 @@ def optimized_by(optimizer: Any, state: State, lr: float) -> Iterator[None]:
     if optimizer is None:
         yield
         return
+    if any(group.get("share", 1.0) != 1.0 for group in state.optimizer.param_groups):
+        raise UserError("fit: transfer.lr is for the recipe's optimizers: give your optimizer groups of parameters")
     parameters = list(state.model.parameters())
     if isinstance(optimizer, str) or not (callable(optimizer) or isinstance(optimizer, torch.optim.Optimizer)):
         raise UserError(

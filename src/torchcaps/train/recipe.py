@@ -49,7 +49,8 @@ class DataSection(Section):
 
 
 class AugmentSection(Section):
-    """Random changes to training images and their masks; the fields are the arguments of `torchcaps.data.augment`."""
+    """Random changes to training images and their masks; the fields are the arguments of `torchcaps.data.augment`, and
+    of `torchcaps.data.mix`."""
 
     shift: int = Field(0, ge=0)  # pixels
     rotate: float = Field(0.0, ge=0)  # degrees
@@ -65,6 +66,13 @@ class AugmentSection(Section):
     brightness: float = Field(0.0, ge=0)  # of an image in [0, 1]
     contrast: float = Field(0.0, ge=0, le=1)
     noise: float = Field(0.0, ge=0)
+    resized_crop: float = Field(0.0, ge=0, le=1)  # least share of the area of a random window, resized to the image
+    saturation: float = Field(0.0, ge=0, le=1)
+    hue: float = Field(0.0, ge=0, le=0.5)  # of the colour circle
+    randaugment: int = Field(0, ge=0, le=10)  # operations for each image
+    magnitude: float = Field(9.0, ge=0, le=10)  # of those operations
+    mixup: float = Field(0.0, ge=0)  # α of Beta(α, α), by which two images and their targets are mixed
+    cutmix: float = Field(0.0, ge=0)  # α for a rectangle of another image, pasted in; masks follow
 
 
 class ModelSection(BaseModel):
@@ -125,6 +133,16 @@ class DiscriminatorSection(Section):
     lr: float = Field(1.0, gt=0)  # its learning rate, as a multiple of the generator's
 
 
+class TransferSection(Section):
+    """Training that starts from weights, part by part. A part is a name of a layer or of layers, such as backbone."""
+
+    weights: str | None = None  # a saved model to start from: its name, folder or file; `torchcaps train --from`
+    freeze: tuple[str, ...] = ()  # parts that do not learn at first
+    epochs: int | None = Field(None, ge=1)  # for so many epochs; null: never
+    gradual: int = Field(0, ge=0)  # then thaw one layer of a part every so many epochs, the last first; 0: all at once
+    lr: dict[str, Annotated[float, Field(gt=0)]] = {}  # learning rates of parts, as multiples of optim.lr
+
+
 class TrainSection(Section):
     epochs: int = Field(10, ge=1)
     repeat: int = Field(1, ge=1)  # passes over the images in each epoch, for small data sets
@@ -174,6 +192,7 @@ class Recipe(Section):
     discriminator: DiscriminatorSection = DiscriminatorSection()
     loss: LossSection = LossSection()
     optim: OptimSection = OptimSection()
+    transfer: TransferSection = TransferSection()
     train: TrainSection = TrainSection()
 
     def to_yaml(self) -> str:

@@ -18,10 +18,19 @@ from torchcaps.data import Examples, Splits, epoch_size, load_data, num_batches
 from torchcaps.errors import UnreadableImage, UserError
 from torchcaps.io.atomic import write_text
 from torchcaps.models import ImageModel, load
+from torchcaps.models.costs import training_costs
 from torchcaps.models.files import check_savable, write_model
 from torchcaps.plugins import absolute, inherited
 from torchcaps.train.callbacks import Callback, Callbacks, RunCallback, WorkerCallback
-from torchcaps.train.checkpoint import clear, copy_state, load_checkpoint, never_saved, reason, save_checkpoint
+from torchcaps.train.checkpoint import (
+    clear,
+    copy_state,
+    has_checkpoint,
+    load_checkpoint,
+    never_saved,
+    reason,
+    save_checkpoint,
+)
 from torchcaps.train.cudagraph import deterministic
 from torchcaps.train.distributed import Distributed, make_fabric
 from torchcaps.train.environment import commit, machine, versions
@@ -33,12 +42,19 @@ from torchcaps.train.nonfinite import ADVICE, Diverged
 from torchcaps.train.recipe import Recipe, import_plugins, load_recipe
 from torchcaps.train.reports.answer import one_line
 from torchcaps.train.reports.page import Report
-from torchcaps.train.setup import make_state
+from torchcaps.train.setup import make_model, make_state, start_from
 from torchcaps.train.state import State, improved_epoch, seeded
 from torchcaps.train.tasks import Task
 
 MACHINE_SETTINGS = ("data.storage=", "data.workers=", "data.cache_dir=")  # results never depend on these
-FIXED_SETTINGS = ("data.", "augment.crop=", "train.batch_size=", "train.seed=", "train.repeat=")  # by a run
+FIXED_SETTINGS = (
+    "data.",
+    "augment.crop=",
+    "transfer.",
+    "train.batch_size=",
+    "train.seed=",
+    "train.repeat=",
+)  # by a run
 
 
 def start_run(
@@ -165,7 +181,11 @@ class _Run:
 
     def _train(self, splits: Splits[Any]) -> tuple[State, Task]:
         recipe, dist, settings = self.recipe, self.dist, self.recipe.train
-        state, task = make_state(recipe, splits.train, self.device, torch.device("cpu") if dist.sharded else None)
+        home = torch.device("cpu") if dist.sharded else None
+        model = make_model(recipe, splits.train)
+        if recipe.transfer.weights is not None and not (self.resume and has_checkpoint(self.folder / "checkpoints")):
+            self.console.print(start_from(model, recipe.transfer.weights), highlight=False, markup=False)
+        state, task = make_state(recipe, splits.train, self.device, home, model)
         state.data = splits.fingerprint()
         with torch.random.fork_rng(devices=[]):
             check_savable(state.model)  # now, not after hours of training
@@ -294,6 +314,9 @@ class _Run:
             highlight=False,
             markup=False,
         )
+        costs = training_costs(model) if model.task == "classification" else None
+        if costs is not None:
+            self.console.print(costs.describe(self.recipe.train.batch_size), highlight=False, soft_wrap=True)
         if self.device.type == "cuda" and self.recipe.train.fast and size == 1:
             self.console.print(
                 "the first steps are slow: the training step is recorded as a CUDA graph, for a long run also compiled "
@@ -304,6 +327,7 @@ class _Run:
         """Keep the chosen weights, evaluate on the test set (once), write the summary and the report."""
         model = self._chosen_model(state)
         about = {"recipe": self.recipe.name, "seed": self.recipe.train.seed}
+        about |= {} if self.recipe.transfer.weights is None else {"from": self.recipe.transfer.weights}
         data = self.recipe.data.model_dump(mode="json", exclude={"workers", "cache_dir"}) | {"storage": "auto"}
         about |= {"data": data, **task.origin(self.recipe, splits.train)}
         model.trained_by = {**about, "fingerprint": state.data}

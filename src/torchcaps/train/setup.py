@@ -8,10 +8,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
 
 from torchcaps.data import Examples
 from torchcaps.layers import DenseCaps
-from torchcaps.models import ImageModel, create_model
+from torchcaps.models import ImageModel, create_model, load
+from torchcaps.models.transfer import take_weights
+from torchcaps.train.optim.parts import Freezer
 from torchcaps.train.recipe import Recipe
 from torchcaps.train.state import State, make_optimizer
 from torchcaps.train.tasks import TASKS, Task
@@ -41,14 +44,28 @@ def make_state(
     generator = torch.Generator(device).manual_seed(recipe.train.seed)
     device = home or device
     model = (make_model(recipe, data) if model is None else model).to(device)
+    Freezer(model, recipe.transfer)  # names mistakes before anything is written
     if device.type == "cuda":
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    optimizer = make_optimizer(model, recipe.optim, device)
+    optimizer = make_optimizer(model, recipe.optim, device, rates=recipe.transfer.lr)
     average = copy.deepcopy(model).requires_grad_(False) if recipe.train.ema else None
     state = State(model, optimizer, generator, average)
     task = TASKS[model.task].make(model, data, recipe.loss) if make_task is None else make_task(model)
+    task.check_augment(recipe.augment)
     task.prepare(state, recipe, device)
     return state, task
+
+
+def start_from(model: ImageModel, source: str | nn.Module) -> str:
+    """Give a new model the weights of another that fit it, and say which those are.
+
+    Args:
+        model: is changed in place.
+        source: a module, or the name, folder or file of a saved model.
+    """
+    if isinstance(source, nn.Module):
+        return take_weights(model, source).describe()
+    return take_weights(model, load(source), source).describe()
 
 
 def make_model(recipe: Recipe, data: Examples) -> ImageModel:

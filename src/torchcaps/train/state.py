@@ -6,12 +6,14 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import torch
 from torch import nn
 
 from torchcaps.models import Discriminator, ImageModel
 from torchcaps.train.optim.muon import Muon, by_shape
+from torchcaps.train.optim.parts import split_by_rate
 from torchcaps.train.optim.schedule import learning_rate
 from torchcaps.train.recipe import OptimSection
 
@@ -116,7 +118,12 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
 
 
 def make_optimizer(
-    network: nn.Module, optim: OptimSection, device: torch.device, share: float = 1.0, sharded: bool = False
+    network: nn.Module,
+    optim: OptimSection,
+    device: torch.device,
+    share: float = 1.0,
+    sharded: bool = False,
+    rates: Mapping[str, float] = MappingProxyType({}),
 ) -> torch.optim.Optimizer:
     """Make the recipe's optimizer for a network.
 
@@ -126,11 +133,12 @@ def make_optimizer(
         device: where the network is trained.
         share: its learning rate as a multiple of the recipe's.
         sharded: whether each rank has a shard of every weight; such steps are not recorded.
+        rates: learning rates of parts of the network, as multiples of its own.
     """
     cuda = device.type == "cuda" and not sharded
     lr = torch.tensor(optim.lr, device=device) if cuda else optim.lr  # a tensor, so that a recorded step can follow it
     kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "muon": Muon}[optim.name]
     groups = by_shape(network) if kind is Muon else [{"params": list(network.parameters())}]
-    groups = [group | {"share": share} for group in groups]
+    groups = split_by_rate([group | {"share": share} for group in groups], network, rates)
     fused = None if sharded else True
     return kind(groups, lr=lr, betas=optim.betas, weight_decay=optim.weight_decay, fused=fused, capturable=cuda)

@@ -1,4 +1,5 @@
-"""Dynamic routing: `reference` reads like the paper, `chunked` is fast on any device, `fused` runs Triton kernels.
+"""Dynamic routing: `reference` reads like the paper, `chunked` is fast on any device, `fused` runs Triton kernels;
+`shared` is for weights that are shared over the places of a map.
 
 README.md derives the fast paths.
 """
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from torchcaps.checks import check_floats, check_positive, check_whole
 from torchcaps.ops.dispatch import choose
-from torchcaps.ops.dynamic import operators, reference
+from torchcaps.ops.dynamic import operators, reference, shared
 from torchcaps.ops.result import Routed
 
 
@@ -21,6 +22,7 @@ def dynamic_routing(
     bias: Tensor | None = None,
     leaky: bool = False,
     inverse_temperature: float = 1.0,
+    places: int = 1,
     return_couplings: bool = False,
 ) -> Routed:
     """Route children to parents by agreement (Sabour et al. 2017, Procedure 1), without storing the votes.
@@ -33,24 +35,30 @@ def dynamic_routing(
         leaky: adds a logit of zero to the softmax, so that a child that fits no parent can keep part of its coupling.
         inverse_temperature: factor of the agreement in the logits. With 1, as in the paper, the votes of many children
             are short, and couplings stay nearly equal.
+        places: with more than one, weight is (I / places, J, D, K): child i uses weight[i // places].
         return_couplings: also return the couplings of the last iteration.
 
     Returns:
         poses (B, J, D), couplings (B, I, J).
     """
     check_floats("dynamic_routing", u=u, weight=weight, bias=bias)
+    check_whole("dynamic_routing", places=places)
     if weight.ndim != 4 or u.ndim != 3:
         raise ValueError(
             "dynamic_routing: u must be (B, I, K) and weight (I, J, D, K), "
             f"got {tuple(u.shape)} and {tuple(weight.shape)}"
         )
-    I, J, D, K = weight.shape
+    types, J, D, K = weight.shape
+    I = types * places
     if u.shape[1:] != (I, K):
         raise ValueError(
             f"dynamic_routing: a weight of shape {tuple(weight.shape)} routes {I} children of {K} dimensions, "
             f"got u of shape {tuple(u.shape)}; it should be (B, {I}, {K})"
         )
     _check("dynamic_routing", iterations, inverse_temperature, bias, J, D)
+    if places > 1:
+        poses, couplings = shared.dynamic_routing(u, weight, iterations, bias, leaky, inverse_temperature)
+        return Routed(poses, None, couplings if return_couplings else None)
     backend = choose("dynamic routing", u, weight, limit=_limit(K, D, iterations))
     if backend == "reference":
         poses, couplings = reference.dynamic_routing(u, weight, iterations, bias, leaky, inverse_temperature)

@@ -20,7 +20,7 @@ from torchcaps.train.cudagraph import compiled
 from torchcaps.train.distributed import Distributed
 from torchcaps.train.nonfinite import NonfiniteGuard, skips_on_device
 from torchcaps.train.optim.sam import SAM
-from torchcaps.train.recipe import LossSection, OptimSection, Recipe
+from torchcaps.train.recipe import AugmentSection, LossSection, OptimSection, Recipe
 from torchcaps.train.reports.page import Report
 from torchcaps.train.state import State
 from torchcaps.train.tasks.test_sets import own_test_set
@@ -170,6 +170,9 @@ class Task(ABC):
     def example_weights(self, targets: Tensor, /) -> Tensor | None:
         """(B,) weights of the examples in the loss, or None."""
         return None
+
+    def check_augment(self, section: AugmentSection) -> None:  # noqa: B027
+        """Raise a UserError for random changes that this task cannot learn from."""
 
     def anneal(self, progress: float) -> None:  # noqa: B027
         """Set what changes in the course of training, from 0 to 1."""

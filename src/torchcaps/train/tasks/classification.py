@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from torchcaps import losses
 from torchcaps.data import Dataset, batches, centre_crop, class_weights
+from torchcaps.data.augment import MIXING
 from torchcaps.data.loader import plain_loader
 from torchcaps.errors import UserError
 from torchcaps.explain.familiarity import count_rejected, familiarity_threshold, score_images
@@ -61,6 +62,7 @@ class ClassificationTask(Task):
     class_weights_J: Tensor | None = None
     labels_each: int | None = None  # how many classes every image has, where that is known
     squared_lengths: bool = False  # the form of the margin loss
+    one_class: bool = False  # whether targets (B, J) are shares of one class, as of mixed images
     spread_margin: Tensor = field(default_factory=lambda: torch.tensor(SPREAD[1]))  # a recorded step knows its address
 
     measure = "accuracy"
@@ -92,7 +94,7 @@ class ClassificationTask(Task):
             raise UserError("loss.squared_lengths: it is a form of the margin loss; set loss.margin, too")
         weights_J = class_weights(data) if section.class_weights else None
         margin = torch.tensor(SPREAD[1], device=model.device)
-        return cls(weights, weights_J, data.labels_each, section.squared_lengths, margin)
+        return cls(weights, weights_J, data.labels_each, section.squared_lengths, not data.multi_label, margin)
 
     @classmethod
     def model_options(cls, recipe: Recipe, data: Dataset) -> dict[str, Any]:
@@ -125,8 +127,16 @@ class ClassificationTask(Task):
             nothing = torch.zeros_like(output.lengths[:, 0])
             terms["absence"] = nothing if output.absence is None else output.absence
         if "cross_entropy" in self.weights and output.logits is not None:
-            terms["cross_entropy"] = losses.cross_entropy(output.logits, targets)
+            terms["cross_entropy"] = losses.cross_entropy(output.logits, targets, shares=self.one_class)
         return terms
+
+    def check_augment(self, section: AugmentSection) -> None:
+        """Mixed images have no single class, which the spread loss needs."""
+        for name in MIXING:
+            if getattr(section, name) and "spread" in self.weights:
+                raise UserError(
+                    f"augment.{name}: the spread loss needs one class an image; use loss.margin=1 with loss.spread=0"
+                )
 
     def anneal(self, progress: float) -> None:
         """Set the margin of the spread loss."""
@@ -144,7 +154,9 @@ class ClassificationTask(Task):
 
     def correct(self, lengths: Tensor, targets: Tensor) -> Tensor:
         """(B,) 1 where the answer is right. With several labels all of them must be found, and no other: the longest
-        where their number is known, else those longer than PRESENT."""
+        where their number is known, else those longer than PRESENT. Of a mixed image the larger share must be found."""
+        if targets.ndim == 2 and self.one_class:
+            targets = targets.argmax(-1)
         if targets.ndim == 1:
             return (lengths.argmax(-1) == targets).float()
         return (predicted_classes(lengths, several=True, each=self.labels_each) == (targets > 0)).all(-1).float()

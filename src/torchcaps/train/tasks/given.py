@@ -26,9 +26,9 @@ class GivenLossTask(ClassificationTask):
     loss: Callable[[Tensor, Tensor], Any] | None = None
 
     @classmethod
-    def of(cls, loss: Callable[[Tensor, Tensor], Any]) -> GivenLossTask:
-        """The task of a loss."""
-        return cls({"criterion": 1.0}, loss=loss)
+    def of(cls, loss: Callable[[Tensor, Tensor], Any], one_class: bool = False) -> GivenLossTask:
+        """The task of a loss, for images of one class each or of several."""
+        return cls({"criterion": 1.0}, one_class=one_class, loss=loss)
 
     def terms(self, output: Output, images: Tensor, targets: Tensor) -> dict[str, Tensor]:
         assert self.loss is not None
