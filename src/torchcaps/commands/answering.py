@@ -201,8 +201,24 @@ def serve(
     ] = ("capsnet-mnist"),
     port: Annotated[int, typer.Option(help="Port to listen on.", min=0, max=65535)] = 8765,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 admits other machines.")] = "127.0.0.1",
+    static: Annotated[
+        Path | None,
+        typer.Option(help="Start no server; write the explorer as a folder for a static host.", metavar="FOLDER"),
+    ] = None,
+    runtime: Annotated[
+        Path | None,
+        typer.Option(help="With --static: the npm package onnxruntime-web, as an archive or a folder. Default: npm."),
+    ] = None,
 ) -> None:
     """Serve the capsule explorer: a page to draw on that shows how a capsule network routes, and its API."""
+    if static is not None:
+        from torchcaps.site.folder import write_site
+
+        site = write_site(model, static, runtime)
+        say(f"{site.path}: {', '.join(site.models)}; {site.megabytes:.1f} MB for any static host")
+        return
+    if runtime is not None:
+        raise UserError("--runtime is for --static; omit it")
     from torchcaps.serve.run import serve as run
 
     run(model, host, port, out)
