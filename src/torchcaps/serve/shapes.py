@@ -120,7 +120,7 @@ def find_wholes(request: ShapesRequest) -> ShapesResponse:
 
 
 def describe_layer() -> dict[str, Any]:
-    """All that `find_wholes` knows, as plain values: the layer's numbers, and the parts of the response that are fixed."""
+    """Return all that `find_wholes` knows: the numbers of its layer, and what every response has."""
     layer, names = _layer(), member_table(CLASSES).names
     known = layer.layouts(torch.zeros(0, dtype=torch.float64))
     columns = (

@@ -18,6 +18,7 @@ PACKAGE, VERSION = "onnxruntime-web", "1.30.0"
 INTEGRITY = "sha512-q0y+JrrtukXSzsBWEMccVfqX25LRmosXHF+CaRJmg8pZClzcV7svNc4rKY3jL02Vb7QmRMDs1SigqR4CXAfKYQ=="
 ARCHIVE = f"{PACKAGE}-{VERSION}.tgz"  # as npm calls it
 TIMEOUT_SECONDS = 600
+BY_HAND = f"run npm pack {PACKAGE}@{VERSION} on another machine and give --runtime the file"
 # Where each file lies in the package, and its name in the folder: some hosts do not know that .mjs is JavaScript.
 FILES = {
     "dist/ort.wasm.bundle.min.mjs": "ort.wasm.bundle.min.js",
@@ -44,34 +45,34 @@ def write_runtime(folder: Path, package: Path | None = None) -> None:
         shutil.copyfile(Path(onnxruntime.__file__).parent / name, folder / name)
 
 
-def fetch_package() -> Path:
-    """The archive of the package in the user's cache folder; npm fetches it if it is not there."""
+def kept_package() -> Path:
+    """Where the archive of the package is kept, in the user's cache folder."""
     import platformdirs
 
-    cache = platformdirs.user_cache_path("torchcaps", appauthor=False) / PACKAGE
-    kept = cache / ARCHIVE
+    return platformdirs.user_cache_path("torchcaps", appauthor=False) / PACKAGE / ARCHIVE
+
+
+def fetch_package() -> Path:
+    """The archive of the package; npm fetches it if it is not in the cache."""
+    kept = kept_package()
     if kept.is_file():
         return kept
     npm = shutil.which("npm")
     if npm is None:
         raise UserError(
-            f"the runtime for browsers ({PACKAGE} {VERSION}) is fetched by npm, which is not installed; install Node.js, "
-            f"or give --runtime the package's archive or folder from a machine that has it (npm pack {PACKAGE}@{VERSION})"
+            f"the runtime for browsers is fetched by npm, which is not installed; install Node.js, or {BY_HAND}"
         )
-    cache.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=cache) as work:
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=kept.parent) as work:
         command = [npm, "pack", f"{PACKAGE}@{VERSION}", "--silent", "--pack-destination", work]
         try:
             done = subprocess.run(command, cwd=work, capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
         except subprocess.TimeoutExpired:
-            raise UserError(f"npm did not deliver {PACKAGE} within {TIMEOUT_SECONDS} seconds; try again") from None
+            raise UserError(f"npm took more than {TIMEOUT_SECONDS} seconds to fetch {PACKAGE}; {BY_HAND}") from None
         got = Path(work) / ARCHIVE
         if done.returncode or not got.is_file():
-            reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-            raise UserError(
-                f"npm could not fetch {PACKAGE} {VERSION}: {reason}. Check the network, or give --runtime the package's "
-                f"archive or folder from a machine that has it (npm pack {PACKAGE}@{VERSION})"
-            )
+            reason = (done.stderr.strip().splitlines() or ["it gives no reason"])[-1]
+            raise UserError(f"npm could not fetch {PACKAGE} {VERSION} ({reason}): check the network, or {BY_HAND}")
         check_integrity(got)
         with atomic_write(kept) as temporary:
             shutil.copyfile(got, temporary)
@@ -104,5 +105,5 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise UserError(
-            f"--runtime: cannot read {path}: {error.strerror}; give the unpacked package {PACKAGE} {VERSION}, or its archive"
+            f"--runtime: cannot read {path}: {error.strerror}; give the package {PACKAGE} {VERSION}, packed or unpacked"
         ) from error
