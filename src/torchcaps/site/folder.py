@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -44,20 +44,25 @@ class Site(NamedTuple):
         path: of the folder.
         models: names of the models in it.
         megabytes: of all its files.
+        difference: the largest between what its programs and the models return.
     """
 
     path: Path
     models: list[str]
     megabytes: float
+    difference: float
 
 
-def write_site(name: str, folder: Path, runtime: Path | None = None) -> Site:
+def write_site(
+    name: str, folder: Path, runtime: Path | None = None, announce: Callable[[str], None] = lambda text: None
+) -> Site:
     """Write the explorer with a model, and those that are served with it, to a folder.
 
     Args:
         name: a shipped model, or the path of a saved one.
         folder: is made, or replaced if an explorer was written there before; another folder must be empty.
         runtime: the package onnxruntime-web, as an archive or a folder; by default npm fetches it.
+        announce: is told what is done next, as it may take a minute for each model.
     """
     check_folder(folder)
     models = load_models(name)
@@ -65,10 +70,10 @@ def write_site(name: str, folder: Path, runtime: Path | None = None) -> Site:
         (temporary / "runtime").mkdir()
         write_runtime(temporary / "runtime", runtime)  # first, because exports take minutes
         _write_page(temporary)
-        _write_models(temporary / "models", models)
+        difference = _write_models(temporary / "models", models, announce)
         (temporary / MARK).write_text(json.dumps({"torchcaps": __version__}) + "\n", encoding="utf-8")
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    return Site(folder, [served.name for served in models], size / 1e6)
+    return Site(folder, [served.name for served in models], size / 1e6, difference)
 
 
 def check_folder(folder: Path) -> None:
@@ -113,22 +118,24 @@ def _write_page(folder: Path) -> None:
     (folder / "index.html").write_text(page, encoding="utf-8")
 
 
-def _write_models(folder: Path, models: Sequence[ServedModel]) -> None:
-    described = {}
+def _write_models(folder: Path, models: Sequence[ServedModel], announce: Callable[[str], None]) -> float:
+    described, differences = {}, []
     for index, served in enumerate(models):
+        announce(f"exporting {served.name}")
         own = folder / str(index)  # a name of a user's run may hold letters that a host does not accept
         own.mkdir(parents=True)
         try:
             programs = programs_of(served.model)
-            for program, traced in programs.items():
-                write_program(traced, own / f"{program}.onnx")
+            differences += [write_program(each, own / f"{name}.onnx") for name, each in programs.items()]
         except UserError as error:
             raise UserError(f"{served.name} cannot be written for a static host: {error}") from error
         (own / "examples.bin").write_bytes(served.examples.images.contiguous().float().numpy().tobytes())
-        described[served.name] = {"folder": str(index), **_describe(served, programs["encode"])}
+        sizes = {name: (own / f"{name}.onnx").stat().st_size for name in programs}
+        described[served.name] = {"folder": str(index), "sizes": sizes, **_describe(served, programs["encode"])}
     (folder / "models.json").write_text(Explorer(models).models().model_dump_json(by_alias=True), encoding="utf-8")
     _write_json(folder / "programs.json", {"programs": described, **_constants()})
     _write_json(folder / "shapes.json", describe_layer())
+    return max(differences)
 
 
 def _describe(served: ServedModel, encode: Program) -> dict[str, Any]:

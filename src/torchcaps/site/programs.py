@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -159,20 +159,10 @@ class Decode(Program):
         return (shown * torch.randn(batch, self.classes, self.dimensions) / self.dimensions**0.5,)
 
 
-class Written(NamedTuple):
-    """A program in a file.
-
-    Attributes:
-        path: of the file.
-        difference: the largest difference from the model, over all outputs.
-    """
-
-    path: Path
-    difference: float
-
-
 def programs_of(model: ImageModel) -> dict[str, Program]:
     """The programs of a model, by name."""
+    if familiarity_threshold(model) is not None and not has_placement(model):
+        raise UserError("only pose capsules can measure familiarity in a browser; remove none_below")
     with torch.no_grad():
         if has_placement(model):
             found: dict[str, Program] = {"encode": EncodePoses(model)}
@@ -182,12 +172,15 @@ def programs_of(model: ImageModel) -> dict[str, Program]:
         return {"encode": Encode(model)}
 
 
-def write_program(program: Program, path: Path) -> Written:
+def write_program(program: Program, path: Path) -> float:
     """Write a program as an ONNX file and compare it with the model.
 
     Args:
         program: is set to evaluation mode.
         path: of the file.
+
+    Returns:
+        The largest difference, over all outputs.
     """
     onnx, *_ = import_extra("export", "onnx", "onnxruntime", "onnxscript")
     try:
@@ -203,7 +196,7 @@ def write_program(program: Program, path: Path) -> Written:
         raise UserError(f"this model cannot be exported for a browser ({kind}: {_first_line(error)})") from error
     halve(proto)
     onnx.save_model(proto, path)
-    return Written(path, compare(program, path))
+    return compare(program, path)
 
 
 def halve(proto: ModelProto) -> None:

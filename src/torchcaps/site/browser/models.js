@@ -36,7 +36,17 @@ function once(make) {
 
 const bytesOf = (path) => fetched(path).then((response) => response.arrayBuffer());
 const jsonOf = (path) => fetched(path).then((response) => response.json());
-export const settings = once(() => jsonOf("models/programs.json"));
+export const constants = once(() => jsonOf("models/programs.json"));
+
+/** Tells the page what is being loaded. */
+async function loading(what, load) {
+  postMessage({ loading: what });
+  try {
+    return await load();
+  } finally {
+    postMessage({ loaded: what });
+  }
+}
 
 let last = Promise.resolve();
 
@@ -48,10 +58,11 @@ function inTurn(run) {
 }
 
 class Model {
-  constructor(described, { folder, ...own }) {
+  constructor(described, { folder, sizes, ...own }) {
     Object.assign(this, described, own);
-    this.programs = Object.fromEntries(["encode", "decode"].map((name) => [name, once(async () =>
-      InferenceSession.create(await bytesOf(`models/${folder}/${name}.onnx`), { executionProviders: ["wasm"] }))]));
+    this.programs = Object.fromEntries(Object.entries(sizes).map(([name, bytes]) => [name, once(() =>
+      loading({ model: this.name, bytes }, async () =>
+        InferenceSession.create(await bytesOf(`models/${folder}/${name}.onnx`), { executionProviders: ["wasm"] })))]));
     this.exampleData = once(async () => new Float32Array(await bytesOf(`models/${folder}/examples.bin`)));
   }
 
@@ -92,7 +103,7 @@ class Model {
 }
 
 const all = once(async () => {
-  const [{ default: main, models }, { programs }] = await Promise.all([jsonOf("models/models.json"), settings()]);
+  const [{ default: main, models }, { programs }] = await Promise.all([jsonOf("models/models.json"), constants()]);
   return { main, models: Object.fromEntries(models.map((each) => [each.name, new Model(each, programs[each.name])])) };
 });
 

@@ -1,7 +1,7 @@
 // The answers to `predict`, `reconstruct` and `lattice`.
 
 import { argmax, descending, numbers, range } from "./numbers.js";
-import { modelOf, settings } from "./models.js";
+import { modelOf, constants } from "./models.js";
 import { coloured, imageOf, missing, strip, total } from "./pictures.js";
 import { partsOf, placed, placementOf, placementsOf, requestedPlacement, sweepPlacement } from "./placement.js";
 import { dataUrl } from "./png.js";
@@ -89,7 +89,7 @@ export async function reconstruct({ class: index, pose, model: name, placement =
   if (!model.decoder) throw new UserError(`${model.name} has no decoder and cannot reconstruct images`);
   const poses = model.kind === "poses";
   if (!poses && placement !== null) throw new UserError(`placement: ${model.name} does not predict placements; omit it`);
-  const { sweep: values, pose_sweep: sweeps } = await settings();
+  const { sweep: values, pose_sweep: sweeps } = await constants();
   const shifts = sweep ? pose.flatMap((_, d) => values.map((value) => pose.map((own, k) => (k === d ? own + value : own)))) : [];
   const capsules = [pose, ...shifts];
   const batch = await model.decode(capsules, capsules.map(() => index));

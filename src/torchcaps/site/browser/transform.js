@@ -1,7 +1,7 @@
 // The answer to `transform`: how predictions change when an image is turned, moved, scaled or sheared.
 
 import { transformed } from "./affine.js";
-import { comparisonOf, modelOf, settings } from "./models.js";
+import { comparisonOf, modelOf, constants } from "./models.js";
 import { linspace, numbers, range, rint } from "./numbers.js";
 import { partsOf, placementsOf } from "./placement.js";
 import { dataUrl } from "./png.js";
@@ -15,7 +15,7 @@ export async function transform({ image, model: name, along = null, steps = 25, 
   const model = await modelOf(name);
   const other = await comparisonOf(model);
   const picture = await prepared(model, image);
-  const { transform_ranges: ranges } = await settings();
+  const { transform_ranges: ranges } = await constants();
   const setting = { ...NEUTRAL, ...given };
   const values = along === null ? [] : curveValues(along, steps, ranges);
   const images = [setting, ...values.map((value) => ({ ...setting, [along]: value }))].map((each) => transformed(picture, each));

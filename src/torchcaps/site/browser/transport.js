@@ -10,6 +10,17 @@ export class ServerUnavailable extends Error {
 
 const ROOT = new URL("../", import.meta.url);
 
+const beingLoaded = [];
+
+/** Says which networks are being loaded, as that takes a while on a slow connection. */
+function showLoading({ loading, loaded }) {
+  if (loading) beingLoaded.push(loading);
+  else beingLoaded.splice(beingLoaded.findIndex(({ model, bytes }) => model === loaded.model && bytes === loaded.bytes), 1);
+  const note = document.getElementById("loading");
+  note.hidden = beingLoaded.length === 0;
+  if (!note.hidden) note.textContent = `Loading ${beingLoaded.map(({ model, bytes }) => `${model}, ${(bytes / 1e6).toFixed(1)} MB`).join("; ")} …`;
+}
+
 /** A worker that is started by its first request; `ask(path, body)` resolves with its answer. */
 function worker(file) {
   let started = null;
@@ -21,12 +32,16 @@ function worker(file) {
   };
   function start() {
     started = new Worker(new URL(file, ROOT), { type: "module" });
-    started.addEventListener("message", ({ data: { id, answer, error, unavailable } }) => settle(id, ({ resolve, reject }) => {
-      if (unavailable) reject(new ServerUnavailable());
-      else if (error !== undefined) reject(new RequestError(error));
-      else resolve(answer);
-    }));
-    started.addEventListener("error", () => {      // one of its files could not be loaded
+    started.addEventListener("message", ({ data }) => {
+      if (data.id === undefined) return showLoading(data);
+      settle(data.id, ({ resolve, reject }) => {
+        if (data.unavailable) reject(new ServerUnavailable());
+        else if (data.error !== undefined) reject(new RequestError(data.error));
+        else resolve(data.answer);
+      });
+    });
+    started.addEventListener("error", (event) => {      // one of its files could not be loaded
+      event.preventDefault();
       started.terminate();
       started = null;
       for (const id of [...waiting.keys()]) settle(id, ({ reject }) => reject(new ServerUnavailable()));
