@@ -98,9 +98,11 @@ def test_an_explorer_is_replaced_and_other_folders_are_refused(written, fake_run
         site.write_site("my net", written, fake_runtime)
     assert (written / "index.html").is_file()  # the older one stays
     assert [path.name for path in written.parent.iterdir()] == [written.name]
-    (written / site.MARK).unlink()
-    with pytest.raises(UserError, match="it has other files, which would be lost"):
+    (written / "CNAME").write_text("mine")
+    with pytest.raises(UserError, match="it has other files, such as CNAME, which would be lost"):
         site.write_site("my net", written, fake_runtime)
+    (written / "CNAME").unlink()
+    site.check_folder(written)
     with pytest.raises(UserError, match="that is a file"):
         site.check_folder(written / "index.html")
 
