@@ -90,7 +90,7 @@ def check_folder(folder: Path) -> None:
     other = next((name for name in found if name not in known), None)
     if other is not None:
         raise UserError(
-            f"--static {folder}: it has other files, such as {other}, which would be lost; give a new or an empty folder"
+            f"--static {folder}: it has other files, such as {other}, which would be lost; give a new or empty folder"
         )
 
 
