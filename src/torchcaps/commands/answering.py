@@ -12,6 +12,7 @@ from torchcaps.commands.common import AnySize, AsJson, Device, Model, err, out, 
 from torchcaps.devices import make_device
 from torchcaps.errors import UserError
 
+HOST, PORT = "127.0.0.1", 8765
 # Fields of a placement in printing order: digits after the point, unit.
 STANDING = (
     ("x", 1, ""),
@@ -199,10 +200,29 @@ def serve(
     model: Annotated[
         str, typer.Argument(help="A CapsNet with a decoder, or pose capsules: a shipped name or a path.")
     ] = ("capsnet-mnist"),
-    port: Annotated[int, typer.Option(help="Port to listen on.", min=0, max=65535)] = 8765,
-    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 admits other machines.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on.", min=0, max=65535)] = PORT,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 admits other machines.")] = HOST,
+    static: Annotated[
+        Path | None,
+        typer.Option(help="Start no server; write the explorer as a folder for a static host.", metavar="FOLDER"),
+    ] = None,
+    runtime: Annotated[
+        Path | None,
+        typer.Option(help="With --static: the npm package onnxruntime-web, as an archive or a folder. Default: npm."),
+    ] = None,
 ) -> None:
     """Serve the capsule explorer: a page to draw on that shows how a capsule network routes, and its API."""
+    if static is not None:
+        from torchcaps.site.folder import write_site
+
+        if (port, host) != (PORT, HOST):
+            raise UserError("--port and --host are for a server; omit them with --static")
+        site = write_site(model, static, runtime, say)
+        names = ", ".join(site.models)
+        say(f"{site.path}: {names}; {site.megabytes:.1f} MB; answers differ by at most {site.difference:.1g}")
+        return
+    if runtime is not None:
+        raise UserError("--runtime is for --static; omit it")
     from torchcaps.serve.run import serve as run
 
     run(model, host, port, out)

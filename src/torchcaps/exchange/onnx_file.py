@@ -12,12 +12,13 @@ from torch import Tensor
 from torchcaps._version import __version__
 from torchcaps.errors import UserError
 from torchcaps.exchange.check import Agreement, Run, check
-from torchcaps.exchange.program import ExportWrapper, Traced, quiet, text_metadata, trace
+from torchcaps.exchange.program import ExportWrapper, quiet, text_metadata, trace
 from torchcaps.extras import import_extra
 from torchcaps.models import ImageModel
 
 if TYPE_CHECKING:
     from onnx import ModelProto
+    from torch.export import ExportedProgram
 
 OPSET = 20
 MIN_OPSET = 18  # written by the exporter; newer ones are converted from it
@@ -37,7 +38,7 @@ def write_onnx(model: ImageModel, path: Path, opset: int = OPSET) -> Agreement:
     if not MIN_OPSET <= opset <= newest:
         raise UserError(f"--opset {opset}: choose from {MIN_OPSET} to {newest}")
     traced = trace(model)
-    proto = _translate(traced, opset)
+    proto = translate(traced.program, traced.wrapper.inputs, traced.wrapper.outputs, opset)
     _name_axes(proto, traced.wrapper)
     onnx.helper.set_model_props(proto, text_metadata(traced.wrapper))
     external = (
@@ -67,8 +68,16 @@ def runner(path: Path) -> Run:
     return run
 
 
-def _translate(traced: Traced, opset: int) -> ModelProto:
-    wrapper, program = traced
+def translate(
+    program: ExportedProgram, inputs: Sequence[str], outputs: Sequence[str], opset: int = OPSET
+) -> ModelProto:
+    """Translate a traced program to ONNX.
+
+    Args:
+        program: from torch.export.
+        inputs, outputs: names for its inputs and outputs.
+        opset: version of ONNX's operators.
+    """
     table: dict[Callable[..., Any], Callable[..., Any]] = {
         torch.ops.aten.hypot.default: _hypot(),
         torch.ops.aten.median.dim: _median(),
@@ -76,8 +85,8 @@ def _translate(traced: Traced, opset: int) -> ModelProto:
     with quiet(), torch.no_grad():
         made = torch.onnx.export(
             program,
-            input_names=wrapper.inputs,
-            output_names=wrapper.outputs,
+            input_names=inputs,
+            output_names=outputs,
             opset_version=opset,
             custom_translation_table=table,
             dynamo=True,

@@ -20,6 +20,7 @@ MAX_SIDE_PIXELS = 2048  # of a picture file
 FORMATS = ("PNG", "JPEG", "WEBP")  # no other decoder of Pillow ever sees what a client sent
 MNIST_BOX = 20 / 28  # size of a digit in MNIST, as a share of the image's side
 MIN_INK = 0.1  # a darker pixel is background
+TIE_PIXELS = 1e-4  # a symmetric drawing can be centred half a pixel to either side; rounding must not choose
 MISSING_COLOUR, EXTRA_COLOUR = "#ff6b6b", "#4dabf7"  # light: pure red and blue are hardly visible on black
 COLOURS = ("#e8590c", "#1c7ed6", "#2b8a3e", "#ae3ec9", "#f08c00")
 
@@ -113,7 +114,7 @@ def _start(small: Tensor, axis: int, side: int) -> int:
     """Position of the first row (or column) that centres the ink's centre of mass without cropping it."""
     mass = small.sum(1 - axis)
     middle = float((mass * torch.arange(len(mass))).sum() / mass.sum())
-    return min(max(round((side - 1) / 2 - middle), 0), side - len(mass))
+    return min(max(round((side - 1) / 2 - middle - TIE_PIXELS), 0), side - len(mass))
 
 
 def data_url(picture: Tensor) -> str:

@@ -11,6 +11,7 @@ MAX_ROWS = 1024  # rows of a pixel array, and values per row
 MAX_CLASSES = 1000
 MAX_FIELDS = 32  # fields of a JSON object; more than any request has
 MAX_PARTS = 24  # parts of a scene of shapes
+MAX_ITERATIONS = 10  # of routing
 IMAGE_FIELDS = ("image", "compare")  # pydantic puts the union's tag after these in the path of an error
 TRANSFORM_RANGES = {  # of each parameter of /api/transform
     "rotate": (-180.0, 180.0),
@@ -102,7 +103,7 @@ ModelName = Annotated[
 ]
 ClassIndex = Annotated[int, Field(ge=0, lt=MAX_CLASSES), WHOLE]
 Iterations = Annotated[
-    Annotated[int, Field(ge=1, le=10), WHOLE] | None,
+    Annotated[int, Field(ge=1, le=MAX_ITERATIONS), WHOLE] | None,
     Field(description="Routing iterations; by default the model's own number."),
 ]
 
@@ -212,4 +213,4 @@ class ShapesRequest(Request):
     )
 
     parts: Annotated[list[ShapePart], Field(max_length=MAX_PARTS, fail_fast=True, description="In any order.")]
-    iterations: Annotated[int, Field(ge=1, le=10), WHOLE] = 5
+    iterations: Annotated[int, Field(ge=1, le=MAX_ITERATIONS), WHOLE] = 5

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
@@ -110,15 +110,48 @@ def find_wholes(request: ShapesRequest) -> ShapesResponse:
     voted, weight = layer.votes(pose[None], presence[None], types[None])
     poses, weights = Similarity(voted[0]), weight[0]  # (I, J, M, S)
     pairs_P2 = _pairs(types, presence)
-    pixels, degrees, log_scale = TOLERANCE
     return ShapesResponse(
         kinds=_kinds(),
         classes=_classes(),
-        tolerance=ShapeTolerance(pixels=pixels, degrees=degrees, scale=numbers(torch.tensor(log_scale).exp())),
+        tolerance=_tolerance(),
         votes=_votes(poses, weights),
         gaps=_gaps(layer, (pose, presence, types), pairs_P2, poses, weights),
         steps=[_step(trace, index) for index in range(request.iterations)],
     )
+
+
+def describe_layer() -> dict[str, Any]:
+    """Return all that `find_wholes` knows: the numbers of its layer, and what every response has."""
+    layer, names = _layer(), member_table(CLASSES).names
+    known = layer.layouts(torch.zeros(0, dtype=torch.float64))
+    columns = (
+        known.types.argmax(-1).tolist(),
+        known.pose.numbers.tolist(),
+        known.tolerance.tolist(),
+        known.missing.tolist(),
+    )
+    members = [
+        [dict(zip(("type", "pose", "tolerance", "missing"), member)) for member in zip(*row)] for row in zip(*columns)
+    ]
+    classes = [{"prior": prior, "members": each} for prior, each in zip(known.prior.tolist(), members)]
+    pixels, degrees, log_scale = TOLERANCE
+    return {
+        "layer": {
+            "types": list(names),
+            "symmetry": list(layer.symmetry),
+            "tolerance": [pixels, pixels, math.radians(degrees), log_scale],
+            "clutter": layer.clutter,
+            "classes": classes,
+        },
+        "kinds": [kind.model_dump() for kind in _kinds()],
+        "classes": [each.model_dump() for each in _classes()],
+        "tolerance": _tolerance().model_dump(),
+    }
+
+
+def _tolerance() -> ShapeTolerance:
+    pixels, degrees, log_scale = TOLERANCE
+    return ShapeTolerance(pixels=pixels, degrees=degrees, scale=numbers(torch.tensor(log_scale).exp()))
 
 
 @cache

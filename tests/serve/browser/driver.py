@@ -9,6 +9,10 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
 
 try:
     from playwright.sync_api import expect, sync_playwright
@@ -19,6 +23,7 @@ except ModuleNotFoundError:  # the browser tests are then skipped
 
 NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
 PANELS = ("draw", "pose", "routing", "overlap", "transform", "shapes")
+SUB_PATH = "/some/where/"  # of a folder on a static host
 Stroke = Sequence[tuple[float, float]]
 
 OWN_STROKES = """async ([digit, style, share]) => {
@@ -71,6 +76,26 @@ def serving(*arguments: str) -> Iterator[str]:
         finally:
             process.send_signal(signal.SIGINT)  # like Ctrl-C
             process.wait(timeout=30)
+
+
+class _FileHandler(SimpleHTTPRequestHandler):
+    """Serves the files of a folder below SUB_PATH, and nothing else."""
+
+    def translate_path(self, path: str) -> str:
+        inside = path.startswith(SUB_PATH)
+        return super().translate_path(path.removeprefix(SUB_PATH[:-1]) if inside else "/no such file")
+
+    def log_message(self, *words: object) -> None:
+        pass
+
+
+@contextmanager
+def hosting(folder: Path) -> Iterator[str]:
+    """Serve a folder's files as a static host does, below a path; yields its address."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(_FileHandler, directory=str(folder))) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}{SUB_PATH}"
+        server.shutdown()
 
 
 @contextmanager

@@ -186,7 +186,7 @@ def test_without_a_network_for_overlap_a_message_is_shown(open_page, browser):
     page.reload()
     page.get_by_role("tab", name="Overlap").click()
     expect(page.locator("#overlap-absent")).to_have_text(
-        "This panel needs a network trained on overlapping digits, and the server has none."
+        "This panel needs a network trained on overlapping digits; none is served."
     )
     expect(page.locator("#overlap-present")).to_be_hidden()
 

@@ -1,20 +1,15 @@
 // Requests to the API: at most one pending per panel and route, newer requests replace waiting ones, and the page waits
 // for a server that does not respond.
 
-/** The server rejected a request; the message is its own. */
-class RequestError extends Error {}
+import { RequestError, send, ServerUnavailable } from "./transport.js";
 
-/** The server did not respond. */
-export class ServerUnavailable extends Error {
-  constructor() { super("The server does not respond."); }
-}
+export { RequestError, ServerUnavailable };
 
-const TIMEOUT_MS = 20_000;
 const STROKE_INTERVAL_MS = 60;      // between two requests during a stroke
 
 let pending = 0;
 
-/** Sends `body` by POST, or a GET without one. While a request is pending, the page is marked as busy. */
+/** Sends a request; without a body it is a GET. While it is pending, the page is marked as busy. */
 export async function request(path, body) {
   const count = (change) => {
     pending += change;
@@ -26,28 +21,6 @@ export async function request(path, body) {
   } finally {
     count(-1);
   }
-}
-
-async function send(path, body) {
-  const options = body === undefined ? {} : {
-    method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body),
-  };
-  let response;
-  try {
-    response = await fetch(path, { ...options, signal: AbortSignal.timeout(TIMEOUT_MS) });
-  } catch {
-    throw new ServerUnavailable();
-  }
-  let answer = null;
-  try {
-    answer = await response.json();
-  } catch (error) {
-    if (!(error instanceof SyntaxError)) throw new ServerUnavailable();      // the connection broke
-    // Not JSON: an error page of a proxy, handled below.
-  }
-  if (response.ok && answer !== null) return answer;
-  if ([502, 503, 504].includes(response.status)) throw new ServerUnavailable();
-  throw new RequestError(typeof answer?.detail === "string" ? answer.detail : `The server responded with an error (${response.status}).`);
 }
 
 /** Throttles `act`: the result is called with whether a drawing is finished, and if so calls `act` at once. */

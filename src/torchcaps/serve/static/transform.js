@@ -97,7 +97,7 @@ export function transformPanel(page) {
     const at = to(setting[curve.along]);
     const drawn = drawnClass();
     const chart = (id, name, unit, values) => {
-      if (!values) return $(id).replaceChildren(h("p", { class: "note" }, "The server has no network to compare with."));
+      if (!values) return $(id).replaceChildren(h("p", { class: "note" }, "No network to compare with is served."));
       const order = classes.map((_, index) => index).sort((a, b) => (a === drawn) - (b === drawn));
       const lines = order.map((index) => {
         const own = values.map((each) => each[index]);
