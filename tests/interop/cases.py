@@ -27,8 +27,10 @@ CASES = {
     ),
     "stack": (
         lambda: nn.Sequential(
-            PrimaryCaps(2, 3, 4, kernel_size=3, stride=2),
-            DenseCaps(12, 4, 5, 4),
+            PrimaryCaps(2, 3, 4, kernel_size=3, stride=2, maps=True),
+            ConvCaps2d(3, 4, 3, 4, kernel=3),
+            MatrixConvCaps2d(3, 2, size=2, kernel=2, iterations=2),
+            DenseCaps(2, 4, 5, 4),
             DenseCaps(5, 4, 3, 4, routing="em"),
         ),
         MAPS,
