@@ -25,7 +25,7 @@ Role = Literal["main", "overlap", "comparison", "routing"]
 PAIRS_SOURCE = "multimnist"  # the data source with two digits per image
 EXTRA_MODELS: tuple[tuple[str, Role], ...] = (("capsnet-multimnist", "overlap"), ("cnn-mnist", "comparison"))
 UNDECIDED = "capsnet-mnist"  # its couplings stay nearly equal, so another network shows what routing is
-ROUTING_MODEL = "capsnet-mnist-routing"
+ROUTING_MODEL: tuple[str, Role] = ("capsnet-mnist-routing", "routing")
 
 
 class DigitStyle(NamedTuple):
@@ -189,7 +189,7 @@ def load_models(name: str) -> list[ServedModel]:
     main = replace(main, examples=find_examples(main.model, main.source))
     served_models = [main]
     if main.source == "mnist":
-        wanted = [*EXTRA_MODELS, *([(ROUTING_MODEL, "routing")] if name == UNDECIDED else [])]
+        wanted = (*EXTRA_MODELS, ROUTING_MODEL) if name == UNDECIDED else EXTRA_MODELS
         shipped = [(other, role) for other, role in wanted if other in shipped_models() and other != main.name]
         extra = [load_model(other, role) for other, role in shipped]
         shape = main.model.image_shape
