@@ -79,8 +79,7 @@ def read_data(images: Any, labels: Any, class_names: Sequence[str] | None, scale
     if labels is None and not isinstance(images, Dataset):
         raise UserError("fit: give labels with the images, or a Dataset or DataLoader of both")
     if isinstance(images, StreamedDataset):  # uint8, so nothing but their shape can be wrong
-        sample = images.images[:SAMPLE], images.targets[:SAMPLE]
-        return Given(images, [sample], scaled)
+        return Given(images, [(images.images[:SAMPLE], images.targets[:SAMPLE])], scaled)
     if isinstance(images, Dataset):
         check_images(images.images, where, scaled)
     data = images if isinstance(images, Dataset) else make_dataset(images, labels, class_names, scaled)
