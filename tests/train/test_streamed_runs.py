@@ -65,6 +65,9 @@ def test_a_run_is_the_same_in_every_storage(tmp_path, recipe, monkeypatch):
     assert evaluate_model(model, rejection=True)["n"] == 12
     assert model.trained_by["data"]["storage"] == "auto"
     assert "cache_dir" not in model.trained_by["data"]
+    streamed = {**model.trained_by["data"], "storage": "stream"}
+    model.trained_by = {**model.trained_by, "data": streamed}
+    assert run_suite(model, "affine", n=6)["data"]
 
 
 @pytest.fixture
@@ -107,11 +110,6 @@ def test_a_file_that_is_lost_during_training_ends_the_run_with_a_sentence(tmp_pa
     stream = recipe("stream", f"data.path={json.dumps(str(copy))}")
     with pytest.raises(UserError, match=r"there is no such file\. Nothing had been saved yet"):
         run.start_run(stream, out=tmp_path / "run", device="cpu")
-
-
-def test_suites_take_streamed_images(tmp_path, recipe):
-    folder = run.start_run(recipe("stream", "train.epochs=1"), out=tmp_path / "run", device="cpu")
-    assert run_suite(load(folder), "affine", n=6)["data"]
 
 
 def test_fit_takes_streamed_images(recipe):
