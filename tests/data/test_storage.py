@@ -1,6 +1,8 @@
+import errno
 import io
 import json
 import multiprocessing
+import os
 import threading
 
 import numpy as np
@@ -228,6 +230,19 @@ def test_wrong_settings_are_refused(load, tmp_path):
     (tmp_path / "caches").write_text("a file")
     with pytest.raises(UserError, match=r"cannot write to the image cache .*data\.cache_dir"):
         load("cache")
+
+
+def test_a_full_disk_is_reported_before_decoding_and_left_as_it_was(load, tmp_path, monkeypatch):
+    def full(*given):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", full, raising=False)
+        patch.setattr(ImageFiles, "decode_into", None)
+        with pytest.raises(UserError, match=r"No space left on device; choose another folder with data\.cache_dir"):
+            load("cache")
+    assert list(cache_folder(tmp_path).iterdir()) == []
+    assert load("cache").fingerprint() == load("memory").fingerprint()
 
 
 def test_memory_of_a_container_counts(tmp_path, monkeypatch):

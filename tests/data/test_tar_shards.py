@@ -3,6 +3,8 @@
 import gzip
 import io
 import json
+import subprocess
+import sys
 import tarfile
 
 import numpy as np
@@ -146,6 +148,21 @@ def test_a_run_that_streams_reports_and_resumes_exactly(shards, tmp_path):
     assert json.loads((parted / "summary.json").read_text())["test_n"] == 4
 
 
+@pytest.mark.slow
+def test_two_processes_that_stream_take_the_steps_of_one(shards, tmp_path):
+    settings = [*SETTINGS, f"data.path={shards}", "train.epochs=3"]
+    whole = start_run(load_recipe("digits", settings), out=tmp_path / "whole", device="cpu")
+    settings += ["data.storage=stream", f"data.cache_dir={tmp_path / 'cache'}"]
+    command = ["train", "digits", "--device", "cpu", "--devices", "2", "--out", str(tmp_path / "two")]
+    command += [f"--set={each}" for each in settings]
+    subprocess.run([sys.executable, "-m", "torchcaps", *command], check=True, capture_output=True, timeout=120)
+    one, two = (
+        [json.loads(line)["train_loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+        for run in (whole, tmp_path / "two")
+    )
+    assert two == pytest.approx(one, abs=1e-5)
+
+
 def test_each_rank_reads_its_own_share(shards, tmp_path, monkeypatch):
     """Of every batch; the rest of it stays black, and is drawn from the same random numbers."""
     splits = load_data("shards", path=str(shards), image_size=12, storage="stream", cache_dir=tmp_path / "cache")
@@ -222,7 +239,7 @@ def test_damaged_shards_are_refused(tmp_path):
     damaged = {
         "cut": (good[: second + 600], "would end after the shard|damaged"),
         "header": (good[:second] + b"\xff" * 300 + good[second + 300 :], "damaged"),
-        "packed": (gzip.compress(good), "must not be compressed"),
+        "packed": (gzip.compress(good), "is compressed, and shards must not be"),
     }
     for name, (content, message) in damaged.items():
         (path := tmp_path / f"{name}.tar").write_bytes(content)

@@ -48,7 +48,7 @@ def test_an_unfinished_run_is_resumed_and_mistakes_come_back(tmp_path):
     (folder / "summary.json").unlink()
     text = (folder / "recipe.yaml").read_text()
     (folder / "recipe.yaml").write_text(text.replace("epochs: 1", "epochs: 3"))
-    train_on_ray(load_recipe("digits", SETTINGS), out=folder, workers=2)
+    train_on_ray(load_recipe("digits", SETTINGS), out=folder, workers=2, shard=True)
     summary = json.loads((folder / "summary.json").read_text())
     assert (summary["epochs"], summary["resumed"]) == (3, True)
     with pytest.raises(UserError, match="there is no folder"):

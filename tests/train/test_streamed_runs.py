@@ -28,6 +28,9 @@ SETTINGS = [
 ]
 
 
+NO_REPORT = ("data.validation=0", "train.read_test=no")  # drawing one takes longer than training
+
+
 @pytest.fixture(scope="module")
 def images(tmp_path_factory):
     root, rng = tmp_path_factory.mktemp("images"), np.random.default_rng(0)
@@ -62,9 +65,14 @@ def test_a_run_is_the_same_in_every_storage(tmp_path, recipe, monkeypatch):
     assert evaluate_model(model, rejection=True)["n"] == 12
     assert model.trained_by["data"]["storage"] == "auto"
     assert "cache_dir" not in model.trained_by["data"]
+    streamed = {**model.trained_by["data"], "storage": "stream"}
+    model.trained_by = {**model.trained_by, "data": streamed}
+    assert run_suite(model, "affine", n=6)["data"]
 
 
-def test_a_run_is_resumed_within_an_epoch_and_in_another_storage(tmp_path, recipe, monkeypatch):
+@pytest.fixture
+def midway(tmp_path, recipe, monkeypatch):
+    """A whole run on a cache, and a copy of it as it was within the second epoch."""
     real = callbacks.save_checkpoint
 
     def save_checkpoint(state, folder):
@@ -75,14 +83,18 @@ def test_a_run_is_resumed_within_an_epoch_and_in_another_storage(tmp_path, recip
     with monkeypatch.context() as patch:
         patch.setattr(callbacks, "save_checkpoint", save_checkpoint)
         patch.setattr(callbacks.RunCallback, "should_save", lambda self: True)
-        whole = run.start_run(recipe("cache"), out=tmp_path / "run", device="cpu")
+        return run.start_run(recipe("cache", *NO_REPORT), out=tmp_path / "run", device="cpu"), tmp_path / "copy"
+
+
+def test_a_run_is_resumed_within_an_epoch_and_in_another_storage(tmp_path, midway):
+    whole, copy = midway
     for storage in ("cache", "stream", "memory"):
         folder = tmp_path / f"resumed-{storage}"
-        shutil.copytree(tmp_path / "copy", folder)
+        shutil.copytree(copy, folder)
         run.resume_run(folder, [f"data.storage={storage}", "data.workers=3"], device="cpu")
         assert compare_runs(whole, folder)[0] == []
     with pytest.raises(UserError, match=r"data\.on_error is fixed by the run"):
-        run.resume_run(tmp_path / "copy", ["data.on_error=skip"], device="cpu")
+        run.resume_run(copy, ["data.on_error=skip"], device="cpu")
 
 
 def test_a_file_that_is_lost_during_training_ends_the_run_with_a_sentence(tmp_path, recipe, images, monkeypatch):
@@ -100,11 +112,6 @@ def test_a_file_that_is_lost_during_training_ends_the_run_with_a_sentence(tmp_pa
         run.start_run(stream, out=tmp_path / "run", device="cpu")
 
 
-def test_suites_take_streamed_images(tmp_path, recipe):
-    folder = run.start_run(recipe("stream", "train.epochs=1"), out=tmp_path / "run", device="cpu")
-    assert run_suite(load(folder), "affine", n=6)["data"]
-
-
 def test_fit_takes_streamed_images(recipe):
     options = {"epochs": 1, "validation": 0.2, "seed": 0, "device": "cpu", "channels": 4, "types": 2, "decoder": "none"}
     found = []
@@ -115,11 +122,12 @@ def test_fit_takes_streamed_images(recipe):
 
 
 @pytest.mark.slow
-def test_two_processes_read_their_shares_and_take_the_steps_of_one(tmp_path, recipe):
-    whole = run.start_run(recipe("cache"), out=tmp_path / "whole", device="cpu")
-    (tmp_path / "recipe.yaml").write_text(recipe("cache").to_yaml())
-    command = [sys.executable, "-m", "torchcaps", "train", str(tmp_path / "recipe.yaml"), "--device", "cpu"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run([*command, "--devices", "2", "--out", str(tmp_path / "two")], env=environment, check=True)
-    weights = [load_file(each / "model" / "model.safetensors") for each in (whole, tmp_path / "two")]
-    torch.testing.assert_close(*weights, rtol=0, atol=1e-4)
+def test_two_processes_read_their_shares_and_take_the_steps_of_one(tmp_path, recipe, midway):
+    whole, copy = midway
+    (tmp_path / "recipe.yaml").write_text(recipe("cache", *NO_REPORT).to_yaml())
+    for words in ([str(tmp_path / "recipe.yaml"), "--out", str(tmp_path / "two")], ["--resume", str(copy)]):
+        command = [sys.executable, "-m", "torchcaps", "train", *words, "--device", "cpu", "--devices", "2"]
+        subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True)
+    for other in (tmp_path / "two", copy):
+        weights = [load_file(each / "model" / "model.safetensors") for each in (whole, other)]
+        torch.testing.assert_close(*weights, rtol=0, atol=1e-4)

@@ -98,8 +98,7 @@ def read_data(images: Any, labels: Any, class_names: Sequence[str] | None, scale
             "fit: give labels with the images, or a Dataset or DataLoader of both, or the path of tar shards"
         )
     if isinstance(images, StreamedDataset):  # uint8, so nothing but their shape can be wrong
-        few = images.images[:SAMPLE], images.targets[:SAMPLE]
-        return Given(images, [few], scaled)
+        return Given(images, [(images.images[:SAMPLE], images.targets[:SAMPLE])], scaled)
     if isinstance(images, Dataset):
         check_images(images.images, where, scaled)
     data = images if isinstance(images, Dataset) else make_dataset(images, labels, class_names, scaled)

@@ -228,10 +228,14 @@ def _map_pixels(folder: Path, files: ImageFiles, mode: str) -> np.memmap:
 
 def _allocate(path: Path, size: int) -> None:
     """Give a file its size on the disk: writing to a memory map of a full disk would kill the process."""
-    with path.open("ab") as file:
-        file.truncate(size)
-        if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(file.fileno(), 0, size)
+    try:
+        with path.open("ab") as file:
+            file.truncate(size)
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file.fileno(), 0, size)
+    except OSError:
+        path.unlink(missing_ok=True)  # a part of it would only fill the disk
+        raise
 
 
 def _checksum(records: np.ndarray) -> str:

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, NamedTuple
 from torchcaps.data.encoded import EncodedDataset, Packed, as_targets, open_packed
 from torchcaps.data.listing import IMAGE_SUFFIXES, SPLIT_NAMES, Listing, abbreviate
 from torchcaps.errors import UnreadableImage, UserError
-from torchcaps.io.limits import size_of
+from torchcaps.io.limits import GZIP_MAGIC, size_of
 from torchcaps.io.tensors import Unreadable, read_json
 
 SUFFIX = ".tar"
@@ -176,8 +176,9 @@ def read_shard(path: Path) -> Iterator[Sample]:
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
     except Exception as error:  # a damaged header can make the parser raise nearly anything
-        packed = "; shards must not be compressed" if isinstance(error, tarfile.ReadError) else ""
-        raise UserError(f"{path} is a damaged tar file ({error}){packed}: make it again") from error
+        if _starts_as_gzip(path):
+            raise UserError(f"{path} is compressed, and shards must not be: unpack it with gzip -d") from error
+        raise UserError(f"{path} is a damaged tar file ({error}): make it again") from error
     if not count:
         raise UserError(f"{path} has no images in it: {LAYOUT}")
 
@@ -247,6 +248,11 @@ def _members(tar: tarfile.TarFile, raw: BinaryIO, size: int) -> Iterator[tarfile
     raw.seek(tar.offset)
     if raw.read(tarfile.BLOCKSIZE).strip(b"\0"):  # the parser takes a damaged header for the end
         raise UserError(f"the header at byte {tar.offset:,} is damaged; make it again")
+
+
+def _starts_as_gzip(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(2) == GZIP_MAGIC
 
 
 def _content(tar: tarfile.TarFile, member: tarfile.TarInfo, suffix: str) -> bytes | None:

@@ -54,9 +54,12 @@ def train_on_ray(
         raise UserError(f"{folder} holds a finished run: give another folder")
     trainer = in_torch.TorchTrainer(
         _train,
-        train_loop_config={"recipe": _absolute(recipe).model_dump(), "folder": str(folder), "shard": shard},
-        # Its own backend: NCCL on GPUs, Gloo elsewhere.
-        torch_config=in_torch.TorchConfig(),
+        train_loop_config={
+            "recipe": _absolute(recipe).model_dump(),
+            "folder": str(folder),
+            "shard": shard,
+            "device": "auto" if use_gpu else "cpu",
+        },
         scaling_config=train.ScalingConfig(num_workers=workers, use_gpu=use_gpu, resources_per_worker=resources),
         run_config=train.RunConfig(
             name=recipe.name,
@@ -86,7 +89,7 @@ def _train(config: dict[str, Any]) -> None:
     """One worker. A run that an earlier attempt began is resumed."""
     _check_world()
     folder = Path(config["folder"])
-    device = "cuda" if torch.distributed.get_backend() == "nccl" else "cpu"
+    device = config["device"]
     state = [""]
     if torch.distributed.get_rank() == 0:
         state = ["finished" if (folder / "summary.json").is_file() else "begun" * (folder / "recipe.yaml").is_file()]
