@@ -70,6 +70,8 @@ def test_streamed_images_are_indexed_as_a_tensor_is(load):
         mask,
     ):
         assert torch.equal(streamed.images[index], plain.images[index])
+    for index in ((0, 0), (slice(3), 1), (slice(None, None, 5), slice(1), slice(2, 4), 3), (2, slice(1))):
+        assert torch.equal(streamed.images[index], plain.images[index])
     chosen = torch.tensor([5, 2])
     assert torch.equal(streamed.subset(chosen).images[:], plain.subset(chosen).images)
     assert torch.equal(streamed.in_memory().images, plain.images)

@@ -50,7 +50,10 @@ class FileImages:
         return torch.Size((len(self), *self.reader.shape))
 
     def __getitem__(self, index: Any) -> Tensor:
-        """Read what a tensor of the images would give for this index into its first axis."""
+        """Read what a tensor of the images would give for this index; of further axes numbers and slices."""
+        if isinstance(index, tuple):
+            chosen = self[index[0]]
+            return chosen[(slice(None),) * (chosen.ndim - self.ndim + 1) + index[1:]]
         positions = torch.arange(len(self))[index]
         images = torch.empty((positions.numel(), *self.reader.shape), dtype=torch.uint8)
         self.read_into(positions.flatten(), images)
