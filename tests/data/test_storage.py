@@ -193,6 +193,19 @@ def test_each_rank_reads_its_own_share(load, monkeypatch):
     assert torch.equal(loader.take(order[:4]).images, data.images[:4] / 255)
 
 
+def test_mixed_images_are_those_of_memory_on_every_rank(load):
+    """Mixing needs the images of the other ranks, too."""
+    found = []
+    for storage in ("memory", "stream"):
+        loader = make_loader(load(storage).train, "cpu", mixup=1.0, cutmix=1.0)
+        order = torch.arange(len(loader))
+        plan_epoch(loader, order, len(order), share=lambda total: (0, total // 2))
+        found.append(loader.take(order, torch.Generator().manual_seed(0))[:2])
+    for one, other in zip(*found):
+        assert torch.equal(one, other)
+    assert found[0][1].ndim == 2
+
+
 def test_the_first_storage_with_room_is_taken(load, tmp_path, monkeypatch, capsys):
     from rich.console import Console
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchcaps.data.augment import augment
+from torchcaps.data.augment import MIXING, augment_classes
 from torchcaps.data.dataset import Dataset
 from torchcaps.data.loader import Batch, as_float, make_loader, plain_loader
 
@@ -126,7 +126,7 @@ class StreamedLoader:
     Args:
         dataset: the images and targets.
         device: where batches are made.
-        **options: options of `augment`.
+        **options: options of `augment_classes`.
     """
 
     on_device = False
@@ -135,6 +135,7 @@ class StreamedLoader:
     def __init__(self, dataset: StreamedDataset, device: torch.device | str, **options: Any) -> None:
         self.device, self.options = torch.device(device), options
         self.images, self.targets = dataset.file_images, dataset.targets.to(self.device)
+        self.num_classes = dataset.num_classes
         self._pool = ThreadPoolExecutor(dataset.workers, thread_name_prefix="torchcaps-reader")
         self._copies = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         self._planned: Iterator[Tensor] = iter(())
@@ -153,12 +154,14 @@ class StreamedLoader:
             batches: the indices (B,) of each, in order.
             batch_size: the largest B.
             share: the half-open range of a batch of B that this process needs; the other images are not read and are
-                black. By default all of them.
+                black. By default all of them, and always where images are mixed.
         """
         for _, waiting in self._ahead:
             waiting.cancel()
         self._ahead.clear()
-        self._planned, self._share = batches, share or _everything
+        # Images that are mixed need others of the batch.
+        mixed = any(self.options.get(name) for name in MIXING)
+        self._planned, self._share = batches, _everything if mixed or share is None else share
         batch_bytes = batch_size * int(np.prod(self.images.reader.shape))
         for _ in range(max(1, min(MAX_AHEAD, MAX_AHEAD_BYTES // max(1, batch_bytes)))):
             self._read_next()
@@ -179,7 +182,8 @@ class StreamedLoader:
             stream = torch.cuda.current_stream(self.device)
             stream.wait_event(copied)
             images.record_stream(stream)  # its memory was allocated for the stream of the copies
-        return Batch(augment(as_float(images), generator, **self.options), self.targets[indices.to(self.device)])
+        targets = self.targets[indices.to(self.device)]
+        return Batch(*augment_classes(as_float(images), targets, self.num_classes, generator, **self.options))
 
     def _read_next(self) -> None:
         for indices in self._planned:
