@@ -133,8 +133,8 @@ def _write_models(folder: Path, models: Sequence[ServedModel], announce: Callabl
         sizes = {name: (own / f"{name}.onnx").stat().st_size for name in programs}
         described[served.name] = {"folder": str(index), "sizes": sizes, **_describe(served, programs["encode"])}
     (folder / "models.json").write_text(Explorer(models).models().model_dump_json(by_alias=True), encoding="utf-8")
-    _write_json(folder / "programs.json", {"programs": described, **_constants()})
-    _write_json(folder / "shapes.json", describe_layer())
+    write_json(folder / "programs.json", {"programs": described, **_constants()})
+    write_json(folder / "shapes.json", describe_layer())
     return max(differences)
 
 
@@ -162,5 +162,6 @@ def _constants() -> dict[str, Any]:
     return {"sweep": list(SWEEP), "pose_sweep": POSE_SWEEP, "transform_ranges": requests.TRANSFORM_RANGES}
 
 
-def _write_json(path: Path, value: dict[str, Any]) -> None:
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """Write a JSON file for the browser."""
     path.write_text(json.dumps(value, allow_nan=False), encoding="utf-8")
