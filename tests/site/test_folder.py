@@ -85,10 +85,10 @@ def test_models_are_described_and_examples_are_exact(written):
 
 
 def test_an_explorer_is_replaced_and_other_folders_are_refused(written, fake_runtime, monkeypatch):
-    old = written / "stale.txt"
-    old.write_text("of an older version")
-    site.write_site("my net", written, fake_runtime)
-    assert not old.exists()
+    with monkeypatch.context() as patch:
+        patch.setattr(site, "write_program", lambda program, path: path.write_text("new") / 10)
+        site.write_site("my net", written, fake_runtime)
+    assert (written / "models" / "0" / "encode.onnx").read_text() == "new"
 
     def fail(*arguments):
         raise UserError("no programs today")
@@ -98,9 +98,11 @@ def test_an_explorer_is_replaced_and_other_folders_are_refused(written, fake_run
         site.write_site("my net", written, fake_runtime)
     assert (written / "index.html").is_file()  # the older one stays
     assert [path.name for path in written.parent.iterdir()] == [written.name]
-    (written / site.MARK).unlink()
-    with pytest.raises(UserError, match="it has other files, which would be lost"):
+    (written / "CNAME").write_text("mine")
+    with pytest.raises(UserError, match="it has other files, such as CNAME, which would be lost"):
         site.write_site("my net", written, fake_runtime)
+    (written / "CNAME").unlink()
+    site.check_folder(written)
     with pytest.raises(UserError, match="that is a file"):
         site.check_folder(written / "index.html")
 

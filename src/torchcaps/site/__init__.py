@@ -1,1 +1,1 @@
-"""The capsule explorer as a folder for any static host. Needs the extras `serve` and `export`."""
+"""The capsule explorer as a folder for any static host. Needs the extra `export`."""

@@ -20,15 +20,15 @@ from torchcaps.io.atomic import flush
 from torchcaps.models import CapsuleModel
 from torchcaps.serve import requests
 from torchcaps.serve.explorer import Explorer
-from torchcaps.serve.files import HERE as SERVE
 from torchcaps.serve.served_models import ServedModel, load_models
 from torchcaps.serve.shapes import describe_layer
 from torchcaps.site.programs import EncodePoses, Program, programs_of, write_program
 from torchcaps.site.runtime import write_runtime
 
 BROWSER = Path(__file__).parent / "browser"
+PAGE = Path(requests.__file__).parent / "static"
 TRANSPORT = "transport.js"  # the one module of the page that is another one in a folder
-MARK = "explorer.json"  # says that a folder was written by this command
+MARK = "explorer.json"  # lists the files that this command wrote
 API_LINK = '    <p><a href="docs">API documentation</a></p>\n'  # there is no API without a server
 HEAD = '  <meta charset="utf-8">\n'
 POLICY = (  # WebAssembly is compiled, so scripts may do that, but not evaluate text
@@ -71,17 +71,32 @@ def write_site(
         write_runtime(temporary / "runtime", runtime)  # first, because exports take minutes
         _write_page(temporary)
         difference = _write_models(temporary / "models", models, announce)
-        (temporary / MARK).write_text(json.dumps({"torchcaps": __version__}) + "\n", encoding="utf-8")
-    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        write_json(temporary / MARK, {"torchcaps": __version__, "files": files_in(temporary)})
+    size = sum((folder / name).stat().st_size for name in files_in(folder))
     return Site(folder, [served.name for served in models], size / 1e6, difference)
 
 
 def check_folder(folder: Path) -> None:
-    """Raise a UserError unless a folder is missing, empty, or was written by this command."""
-    if folder.exists() and not folder.is_dir():
+    """Raise a UserError unless a folder is missing, empty, or has only what this command wrote."""
+    if not folder.exists():
+        return
+    if not folder.is_dir():
         raise UserError(f"--static {folder}: that is a file; give a folder")
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / MARK).is_file():
-        raise UserError(f"--static {folder}: it has other files, which would be lost; give a new or an empty folder")
+    try:
+        known = {MARK, *json.loads((folder / MARK).read_text(encoding="utf-8"))["files"]}
+    except (OSError, ValueError, KeyError, TypeError):
+        known = set()
+    found = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir())
+    other = next((name for name in found if name not in known), None)
+    if other is not None:
+        raise UserError(
+            f"--static {folder}: it has other files, such as {other}, which would be lost; give a new or empty folder"
+        )
+
+
+def files_in(folder: Path) -> list[str]:
+    """Paths of all files below a folder."""
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir())
 
 
 @contextmanager
@@ -93,9 +108,8 @@ def replacing(folder: Path) -> Iterator[Path]:
         folder.parent.mkdir(parents=True, exist_ok=True)
         temporary.mkdir()
         yield temporary
-        for path in temporary.rglob("*"):
-            if path.is_file():
-                flush(path)
+        for name in files_in(temporary):
+            flush(temporary / name)
         if folder.exists():
             os.replace(folder, old)
         os.replace(temporary, folder)
@@ -109,10 +123,10 @@ def replacing(folder: Path) -> Iterator[Path]:
 
 
 def _write_page(folder: Path) -> None:
-    shutil.copytree(SERVE / "static", folder / "static", ignore=shutil.ignore_patterns("index.html"))
+    shutil.copytree(PAGE, folder / "static", ignore=shutil.ignore_patterns("index.html"))
     shutil.copytree(BROWSER, folder / "answers", ignore=shutil.ignore_patterns(TRANSPORT))
     shutil.copyfile(BROWSER / TRANSPORT, folder / "static" / TRANSPORT)
-    page = (SERVE / "static" / "index.html").read_text(encoding="utf-8")
+    page = (PAGE / "index.html").read_text(encoding="utf-8")
     policy = f'  <meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
     page = page.replace(HEAD, HEAD + policy).replace(API_LINK, "")
     (folder / "index.html").write_text(page, encoding="utf-8")

@@ -1,6 +1,6 @@
 // From what the page sends to what a model takes. The steps and their names are those of serve/pictures.py.
 
-import { median, rint, sum } from "./numbers.js";
+import { median, range, rint, sum } from "./numbers.js";
 import { image } from "./pictures.js";
 
 const MAX_BYTES = 1 << 20;
@@ -105,7 +105,7 @@ export function photograph(model, colours) {
 }
 
 function borderOf({ height, width, data }) {
-  const column = (x) => Array.from({ length: height }, (_, y) => data[y * width + x]);
+  const column = (x) => range(height).map((y) => data[y * width + x]);
   return [...data.subarray(0, width), ...data.subarray((height - 1) * width), ...column(0), ...column(width - 1)];
 }
 
@@ -128,11 +128,11 @@ export function ink(grey) {
 function weightsOf(from, to) {
   const scale = from / to;
   const reach = Math.max(1, scale);
-  return Array.from({ length: to }, (_, i) => {
+  return range(to).map((i) => {
     const middle = scale * (i + 0.5);
     const first = Math.max(0, Math.trunc(middle - reach + 0.5));
     const count = Math.min(from, Math.trunc(middle + reach + 0.5)) - first;
-    const near = Array.from({ length: count }, (_, k) => Math.max(0, 1 - Math.abs(k + first - middle + 0.5) / reach));
+    const near = range(count).map((k) => Math.max(0, 1 - Math.abs(k + first - middle + 0.5) / reach));
     const all = sum(near);
     return { first, weights: near.map((weight) => weight / all) };
   });
@@ -167,21 +167,22 @@ export function fit(grey, height, width) {
 /** Scales and centres the ink as in MNIST: its bounding box gets a fixed size, its centre of mass is centred. */
 export function centre(grey, height, width, box) {
   const inked = (x, y) => grey.data[y * grey.width + x] > MIN_INK;
-  const columns = Array.from({ length: grey.width }, (_, x) => x).filter((x) => { for (let y = 0; y < grey.height; y += 1) if (inked(x, y)) return true; return false; });
-  const rows = Array.from({ length: grey.height }, (_, y) => y).filter((y) => { for (let x = 0; x < grey.width; x += 1) if (inked(x, y)) return true; return false; });
+  const [across, down] = [range(grey.width), range(grey.height)];
+  const columns = across.filter((x) => down.some((y) => inked(x, y)));
+  const rows = down.filter((y) => across.some((x) => inked(x, y)));
   const picture = image(1, height, width);
   if (rows.length === 0) return picture;
   const [top, left] = [rows[0], columns[0]];
-  const cut = image(1, rows[rows.length - 1] + 1 - top, columns[columns.length - 1] + 1 - left);
+  const cut = image(1, rows.at(-1) + 1 - top, columns.at(-1) + 1 - left);
   for (let y = 0; y < cut.height; y += 1) {
     const from = (top + y) * grey.width + left;
     cut.data.set(grey.data.subarray(from, from + cut.width), y * cut.width);
   }
   const factor = Math.min((box * height) / cut.height, (box * width) / cut.width);
   const small = fit(cut, Math.max(1, rint(factor * cut.height)), Math.max(1, rint(factor * cut.width)));
-  const [down, right] = starts(small, height, width);
+  const [first, start] = starts(small, height, width);
   for (let y = 0; y < small.height; y += 1) {
-    picture.data.set(small.data.subarray(y * small.width, (y + 1) * small.width), (down + y) * width + right);
+    picture.data.set(small.data.subarray(y * small.width, (y + 1) * small.width), (first + y) * width + start);
   }
   return picture;
 }

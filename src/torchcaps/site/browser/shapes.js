@@ -37,8 +37,9 @@ export function found({ described, types, symmetry, classes, tolerance }, given,
   const steps = wholeTrace(parts, classes, symmetry, iterations);
   return {
     ...described, votes: listed, gaps: gaps({ parts, voted, places, classes, symmetry, tolerance }),
-    steps: steps.map(({ wholes, unexplained }) => ({ unexplained: parts.length ? numbers(unexplained) : [],
-      wholes: wholes.map(({ label, pose, presence, couplings }) => ({ class: label, presence: numbers(presence), couplings: numbers(couplings), ...shown(pose) })) })),
+    steps: steps.map(({ wholes, unexplained }) => ({ unexplained: numbers(unexplained),
+      wholes: wholes.map(({ label, pose, presence, couplings }) => (
+        { class: label, presence: numbers(presence), couplings: numbers(couplings), ...shown(pose) })) })),
   };
 }
 

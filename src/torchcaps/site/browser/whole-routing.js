@@ -182,7 +182,8 @@ export function wholeTrace(parts, classes, symmetry, iterations) {
     left = leftByBetter(claims);
     const wholes = new Array(count);
     places.forEach((place, k) => {
-      wholes[place] = { ...hypotheses[k], presence: sigmoid(results[order[k]].seen.logOdds), couplings: claims[k].map((claim, i) => claim * left[k][i]) };
+      wholes[place] = { ...hypotheses[k], presence: sigmoid(results[order[k]].seen.logOdds),
+        couplings: claims[k].map((claim, i) => claim * left[k][i]) };
     });
     return { wholes, unexplained: parts.map((_, i) => 1 - sum(wholes.map(({ couplings }) => couplings[i]))) };
   });
