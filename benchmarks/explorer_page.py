@@ -86,11 +86,11 @@ def loads(browser: Any, address: str) -> tuple[list[float], float]:
     return paints, weight
 
 
-def strokes(browser: Any, address: str) -> list[float]:
+def strokes(browser: Any, address: str, count: int = STROKES) -> list[float]:
     page = open_page(browser, address, "#draw-redrawn", "draw")
     page.evaluate(STROKE)
     times = []
-    for _ in range(STROKES):
+    for _ in range(count):
         page.get_by_role("button", name="Clear").click()
         settled(page)
         draw(page, THREE)

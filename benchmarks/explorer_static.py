@@ -32,7 +32,7 @@ from driver import browsing, hosting  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
 DEFAULT = "capsnet-mnist"
-LOADS, PANELS = 10, 10
+LOADS, PANELS, STROKES = 10, 10, 15
 ANSWERED = """() => new Promise((resolve) => {
   const shown = () => document.getElementById("draw-redrawn").src.startsWith("data:");
   const look = () => (shown() ? resolve(performance.now()) : setTimeout(look, 5));
@@ -78,19 +78,23 @@ def sizes(folder: Path) -> list[tuple[Any, ...]]:
 
 def measure(browser: Any, address: str) -> dict[str, tuple[list[float], int | None]]:
     """Milliseconds, and the limit of their 95th percentile, if there is one."""
+    found: dict[str, tuple[list[float], int | None]] = {}
+
+    def add(what: str, times: list[float], limit: int | None = None) -> None:
+        found[what] = times, limit
+        print(f"{what}: {statistics.median(times):.0f}", flush=True)
+
     paints, answers = loads(browser, address)
-    found: dict[str, tuple[list[float], int | None]] = {
-        "first paint, ms": (paints, 1000),
-        "first answer, ms": (answers, None),
-        "stroke to updated bars, ms": (strokes(browser, address), None),
-    }
-    for what, times in requests(browser, address).items():
-        found[what] = times, None
+    add("first paint, ms", paints, 1000)
+    add("first answer, ms", answers)
     for parts in (2, MAX_PARTS):
         page = scene(browser, address, parts)
-        found[f"a move of a shape, {parts} parts, ms"] = moves(page), 250
-        found[f"the end of a drag of a shape, {parts} parts, ms"] = drags(page), 250
+        add(f"a move of a shape, {parts} parts, ms", moves(page), 250)
+        add(f"the end of a drag of a shape, {parts} parts, ms", drags(page), 250)
         page.close()
+    for what, times in requests(browser, address).items():
+        add(what, times)
+    add("stroke to updated bars, ms", strokes(browser, address, STROKES))
     return found
 
 

@@ -42,7 +42,7 @@ def write_runtime(folder: Path, package: Path | None = None) -> None:
         (folder / name).write_bytes(content)
     (onnxruntime,) = import_extra("export", "onnxruntime")
     for name in LICENSES:
-        shutil.copyfile(Path(onnxruntime.__file__).parent / name, folder / name)
+        shutil.copyfile(Path(onnxruntime.__path__[0]) / name, folder / name)
 
 
 def kept_package() -> Path:
