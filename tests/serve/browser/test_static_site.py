@@ -208,3 +208,25 @@ def test_the_page_works_without_a_server(site, visit):
             page.wait_for_selector("main[aria-busy=false]", state="attached")
             assert page.inner_text("#message") == ""
     expect(page.locator(".ghost.house").first).to_be_visible()
+
+
+def test_a_network_that_cannot_be_loaded_is_loaded_later(site, browser):
+    with hosting(site[1]) as address:
+        context = browser.new_context()
+        context.set_default_timeout(60_000)
+        page, held = context.new_page(), []
+        context.route("**/encode.onnx", lambda route: route.abort())
+        page.goto(address)
+        expect(page.locator("#banner")).to_have_text("The server does not respond. Retrying…")
+        context.unroute("**/encode.onnx")
+        context.route("**/encode.onnx", lambda route: held.append(route))
+        while not held:
+            page.wait_for_timeout(50)
+        expect(page.locator("#loading")).to_contain_text(f"Loading {site[0]}, ")
+        for route in held:
+            route.continue_()
+        context.unroute("**/encode.onnx")
+        page.wait_for_selector("#draw-redrawn[src^=data]")
+        expect(page.locator("#banner")).to_be_hidden()
+        expect(page.locator("#loading")).to_be_hidden()
+        context.close()

@@ -14,15 +14,15 @@ export class HostUnavailable extends Error {
   name = "HostUnavailable";
 }
 
-async function fetched(path) {
-  let response;
+/** A file of the folder, read by `read(response)`. */
+async function fetched(path, read) {
   try {
-    response = await fetch(new URL(path, ROOT));
+    const response = await fetch(new URL(path, ROOT));
+    if (response.ok) return await read(response);
   } catch {
-    throw new HostUnavailable(path);
+    // The connection broke, or never came about.
   }
-  if (!response.ok) throw new HostUnavailable(path);
-  return response;
+  throw new HostUnavailable(path);
 }
 
 /** A promise that `make` returns, made once; it is made again if it failed. */
@@ -34,8 +34,8 @@ function once(make) {
   };
 }
 
-const bytesOf = (path) => fetched(path).then((response) => response.arrayBuffer());
-const jsonOf = (path) => fetched(path).then((response) => response.json());
+const bytesOf = (path) => fetched(path, (response) => response.arrayBuffer());
+const jsonOf = (path) => fetched(path, (response) => response.json());
 export const constants = once(() => jsonOf("models/programs.json"));
 
 /** Tells the page what is being loaded. */

@@ -18,7 +18,8 @@ function showLoading({ loading, loaded }) {
   else beingLoaded.splice(beingLoaded.findIndex(({ model, bytes }) => model === loaded.model && bytes === loaded.bytes), 1);
   const note = document.getElementById("loading");
   note.hidden = beingLoaded.length === 0;
-  if (!note.hidden) note.textContent = `Loading ${beingLoaded.map(({ model, bytes }) => `${model}, ${(bytes / 1e6).toFixed(1)} MB`).join("; ")} …`;
+  const named = beingLoaded.map(({ model, bytes }) => `${model}, ${(bytes / 1e6).toFixed(1)} MB`);
+  if (!note.hidden) note.textContent = `Loading ${named.join("; ")} …`;
 }
 
 /** A worker that is started by its first request; `ask(path, body)` resolves with its answer. */
@@ -59,14 +60,13 @@ const models = worker("answers/worker.js");
 const shapes = worker("answers/shapes-worker.js");      // of its own, as it needs no model
 
 async function described() {
-  let response;
   try {
-    response = await fetch(new URL("models/models.json", ROOT));
+    const response = await fetch(new URL("models/models.json", ROOT));
+    if (response.ok) return await response.json();
   } catch {
-    throw new ServerUnavailable();
+    // The connection broke, or never came about.
   }
-  if (!response.ok) throw new ServerUnavailable();
-  return response.json();
+  throw new ServerUnavailable();
 }
 
 /** Answers a request like the server. */
