@@ -10,6 +10,8 @@ from torchcaps.data import CropLoader, DeviceLoader, SegmentationDataset, mix
 from torchcaps.data.augment import augment_masks
 from torchcaps.data.dataset import Dataset
 from torchcaps.errors import UserError
+from torchcaps.train.recipe import load_recipe
+from torchcaps.train.run import start_run
 
 IDS = torch.tensor([0, 1, 2, 3])
 FLAT = (IDS / 3).view(4, 1, 1, 1).expand(-1, 2, 6, 8)  # the brightness of an image says its class
@@ -119,3 +121,14 @@ def test_what_cannot_be_mixed_is_refused():
     options = {"epochs": 1, "settings": {"augment": {"mixup": 0.2}}}
     with pytest.raises(UserError, match="the spread loss needs one class"):
         torchcaps.fit("em_capsnet", images, labels, channels=4, primary=2, first=2, second=2, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [("segcaps", "mixup=0.2", "masks cannot be mixed"), ("digits", "hue=0.1", "have colours, these have 1")],
+)
+def test_it_is_refused_before_anything_is_written(name, change, message, tmp_path):
+    tiny = ["data.limit=4", "data.validation=0", "train.read_test=no"] if name == "segcaps" else ["data.limit=64"]
+    with pytest.raises(UserError, match=message):
+        start_run(load_recipe(name, [*tiny, f"augment.{change}"]), out=tmp_path / "run", device="cpu")
+    assert not (tmp_path / "run").exists()

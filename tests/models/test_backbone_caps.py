@@ -14,6 +14,7 @@ from torchcaps.explain.votes import routing_trace
 from torchcaps.layers import ROUTINGS
 from torchcaps.models import create_model, list_backbones, load, register_backbone, save
 from torchcaps.models.backbones import BACKBONES, make_backbone
+from torchcaps.models.files import write_model
 
 SMALL = {"backbone_options": {"channels": (4, 8)}, "types": 2}
 
@@ -78,10 +79,16 @@ def test_a_backbone_of_ones_own_is_saved_by_its_name(tmp_path):
     try:
         model = create_model("backbone_caps", backbone="halved", backbone_options={"width": 3}, types=2)
         assert load(save(model, tmp_path)).backbone.out_channels == 3
+        BACKBONES["halved"], made = (lambda image_shape, width=4: nn.Conv2d(1, width, 3)), BACKBONES["halved"]
+        with pytest.raises(UserError, match="does not fit the model it describes"):
+            load(tmp_path)
+        BACKBONES["halved"] = made
         with pytest.raises(UserError, match="backbone halved: .*'wide'; its options are width"):
             make_backbone("halved", (1, 8, 8), {"wide": 3})
     finally:
         BACKBONES.pop("halved")
+    with pytest.raises(UserError, match="BackboneCaps that cannot be built: there is no backbone called 'halved'"):
+        load(tmp_path)
     with pytest.raises(UserError, match="no backbone called 'halved'"):
         create_model("backbone_caps", backbone="halved")
 
@@ -159,6 +166,18 @@ def test_weights_of_timm_from_a_file_and_another_map(timm):
     assert model.mean.flatten().tolist() == [0, 0, 0]  # what a user gives is kept
     with pytest.raises(UserError, match="timm cannot build it.*Unknown model"):
         create_model("backbone_caps", image_shape=(3, 20, 20), backbone="timm/unknown")
+
+
+def test_a_saved_model_names_no_file_and_no_repository(timm, tmp_path):
+    """Whatever a file says about where weights come from is not read."""
+    model = create_model("backbone_caps", image_shape=(3, 20, 20), num_classes=2, backbone="timm/plain")
+    model.arguments["backbone_options"] = {"checkpoint_path": "weights.pth", "pretrained": True, "out_indices": [0, 1]}
+    write_model(model, tmp_path)
+    timm.clear()
+    assert load(tmp_path).arguments["backbone_options"] == {"out_indices": [0, 1]}
+    assert {pretrained for _, pretrained, _ in timm} == {False}
+    with pytest.raises(UserError, match="its weights as a file"):
+        create_model("backbone_caps", backbone="timm/hf-hub:someone/network")
 
 
 def test_without_timm_the_command_is_named(monkeypatch):

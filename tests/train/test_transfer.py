@@ -230,6 +230,7 @@ def test_the_command_starts_from_a_saved_model(tmp_path):
     found = CliRunner().invoke(app, [*asked, *options])
     assert found.exit_code == 0, found.output
     assert "weights of capsnet-digits: 11 of 11 tensors taken" in found.output
+    assert "memory in float32: about 5.1 MiB for weights and moments, " in found.output
     assert load(tmp_path / "run").trained_by["from"] == "capsnet-digits"
 
 

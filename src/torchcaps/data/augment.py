@@ -15,7 +15,7 @@ from torch import Tensor
 
 from torchcaps.data.colours import change_hue, change_saturation
 from torchcaps.data.draws import Draws, grid_dtype, sample
-from torchcaps.data.mixing import check_mixing, cut_with_masks, mix
+from torchcaps.data.mixing import check_masks_unmixed, check_mixing, cut_with_masks, mix
 from torchcaps.data.randaugment import MAX_MAGNITUDE, randaugment
 from torchcaps.errors import UserError, did_you_mean
 from torchcaps.losses import IGNORED
@@ -205,9 +205,7 @@ def augment_masks(
         cutmix: as of `mix`; the masks follow.
         **options: of `augment`.
     """
-    check_mixing(mixup=mixup, cutmix=cutmix)
-    if mixup:
-        raise UserError("augment.mixup: a pixel of a mask has one class, so masks cannot be mixed; use augment.cutmix")
+    check_masks_unmixed(mixup)
     images, masks = augment(images_BCHW, generator, masks=masks_BHW, **options)
     return cut_with_masks(images, masks, generator, cutmix)
 

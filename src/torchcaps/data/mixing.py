@@ -85,6 +85,12 @@ def check_mixing(**alphas: float) -> None:
             raise UserError(f"augmentation {name}={alpha}: give 0 or more; 0 for none")
 
 
+def check_masks_unmixed(mixup: float) -> None:
+    """Raise a UserError if masks were to be mixed."""
+    if mixup:
+        raise UserError("augment.mixup: a pixel of a mask has one class, so masks cannot be mixed; use augment.cutmix")
+
+
 def _rectangles(images_BCHW: Tensor, draws: Draws, alpha: float) -> tuple[Tensor, Tensor]:
     """Return (B, 1, H, W) where a rectangle of the image's proportions is, and (B,) the share of the area outside.
 

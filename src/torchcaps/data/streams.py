@@ -138,6 +138,8 @@ class StreamLoader:
             self.stream.check.note(images, targets)
         images, targets = (each.to(self.device, non_blocking=True) for each in (images, targets))
         images = as_float(images).float()
+        if not self.options:  # examples need not be images
+            return Batch(images, targets)
         return Batch(*augment_classes(images, targets, self.stream.num_classes, generator, **self.options))
 
     def _collated(self, indices: Tensor) -> Any:

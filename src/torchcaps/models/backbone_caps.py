@@ -13,7 +13,7 @@ from torchcaps.capsules import Capsules
 from torchcaps.checks import check_whole
 from torchcaps.layers import CapsHead, ConvDecoder, Decoder, DenseCaps, EnlargedDecoder, make_decoder
 from torchcaps.layers.head import feature_shape
-from torchcaps.models.backbones import built_to_be_filled, cells, make_backbone, without_pretrained
+from torchcaps.models.backbones import built_to_be_filled, cells, make_backbone, without_sources
 from torchcaps.models.base import CapsuleModel, ImageModel, constant_device
 from torchcaps.models.baselines.mean_pooled import MeanPooled
 from torchcaps.models.registry import register_model
@@ -157,7 +157,7 @@ def _reduced_decoder(
 def _attach(model: ImageModel, name: str, options: Mapping[str, Any] | None, given: Mapping[str, Any]) -> nn.Module:
     """Build the backbone of a model. Its pretrained weights are fetched once: afterwards they are saved with the model,
     as are the mean and std that belong to them."""
-    kept = without_pretrained(options)
+    kept = without_sources(options)
     network = make_backbone(name, model.image_shape, kept if built_to_be_filled() else options)
     model.arguments = {**model.arguments, "backbone_options": kept or None}
     for each, values in vars(network).pop("statistics", {}).items():

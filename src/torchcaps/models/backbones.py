@@ -18,6 +18,8 @@ from torchcaps.models.baselines.resnet import Block
 from torchcaps.registry import Registry
 
 TIMM = "timm/"  # how the names of timm's networks begin
+# Options that say where weights come from. They are not saved, and not read from a saved model, which has its weights.
+SOURCES = ("pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir")
 SMALL_IMAGE, MEDIUM_IMAGE = (
     64,
     128,
@@ -148,6 +150,8 @@ class TimmBackbone(nn.Module):
 
     def __init__(self, name: str, image_shape: Sequence[int], pretrained: bool | str = False, **options: Any):
         super().__init__()
+        if ":" in name:  # timm would fetch the description of the network, also when a saved model names it
+            raise UserError(f"backbone timm/{name}: give the name of one of timm's networks, and its weights as a file")
         if isinstance(pretrained, str):
             options["pretrained_cfg_overlay"] = {"file": pretrained, **options.get("pretrained_cfg_overlay", {})}
         given = {"features_only": True, "in_chans": image_shape[0], "pretrained": bool(pretrained), **options}
@@ -171,9 +175,9 @@ class TimmBackbone(nn.Module):
         return maps.permute(0, 3, 1, 2) if channels_last else maps
 
 
-def without_pretrained(options: Mapping[str, Any] | None) -> dict[str, Any]:
+def without_sources(options: Mapping[str, Any] | None) -> dict[str, Any]:
     """The options of a backbone that is built to be filled with saved weights."""
-    return {name: value for name, value in (options or {}).items() if name != "pretrained"}
+    return {name: value for name, value in (options or {}).items() if name not in SOURCES}
 
 
 def built_to_be_filled() -> bool:

@@ -137,11 +137,11 @@ def make_config(model: ImageModel) -> dict[str, Any]:
 
 
 def _plugins(model: ImageModel) -> list[str]:
-    """The plugins that registered the model's class, its task, its data or a routing of its layers."""
+    """The plugins that registered the model's class, its backbone, its task, its data or a routing of its layers."""
     data = model.trained_by.get("data")
     routings = {str(getattr(module, "routing", "")) for module in model.modules()}
     found = plugins_of("model", [type(model).__name__]) | plugins_of("task", [model.task])
-    found |= plugins_of("routing", routings)
+    found |= plugins_of("routing", routings) | plugins_of("backbone", [str(model.arguments.get("backbone"))])
     if isinstance(data, dict):
         found |= plugins_of("data set", [str(data.get("source"))])
     return sorted(found)

@@ -51,7 +51,7 @@ def make_state(
     average = copy.deepcopy(model).requires_grad_(False) if recipe.train.ema else None
     state = State(model, optimizer, generator, average)
     task = TASKS[model.task].make(model, data, recipe.loss) if make_task is None else make_task(model)
-    task.check_augment(recipe.augment)
+    task.check_augment(recipe.augment, model.image_shape[0])
     task.prepare(state, recipe, device)
     return state, task
 

@@ -171,8 +171,14 @@ class Task(ABC):
         """(B,) weights of the examples in the loss, or None."""
         return None
 
-    def check_augment(self, section: AugmentSection) -> None:  # noqa: B027
-        """Raise a UserError for random changes that this task cannot learn from."""
+    def check_augment(self, section: AugmentSection, channels: int) -> None:
+        """Raise a UserError for random changes that these images do not allow, or that this task cannot learn from."""
+        for name in ("saturation", "hue"):
+            if getattr(section, name) and channels != 3:
+                raise UserError(
+                    f"augment.{name}: only images of 3 channels have colours, these have {channels}: use "
+                    "augment.brightness and augment.contrast, or data.channels=3"
+                )
 
     def anneal(self, progress: float) -> None:  # noqa: B027
         """Set what changes in the course of training, from 0 to 1."""

@@ -130,8 +130,9 @@ class ClassificationTask(Task):
             terms["cross_entropy"] = losses.cross_entropy(output.logits, targets, shares=self.one_class)
         return terms
 
-    def check_augment(self, section: AugmentSection) -> None:
+    def check_augment(self, section: AugmentSection, channels: int) -> None:
         """Mixed images have no single class, which the spread loss needs."""
+        super().check_augment(section, channels)
         for name in MIXING:
             if getattr(section, name) and "spread" in self.weights:
                 raise UserError(

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from torchcaps import losses
 from torchcaps.data import SegmentationDataset
+from torchcaps.data.mixing import check_masks_unmixed
 from torchcaps.errors import UserError
 from torchcaps.io.atomic import write_text
 from torchcaps.losses import combine
@@ -19,7 +20,7 @@ from torchcaps.metrics.segmentation import as_csv, dice, score
 from torchcaps.models import SegmentationModel, SegmentationOutput
 from torchcaps.models.segmentation import to_mask
 from torchcaps.models.tiles import predict_map
-from torchcaps.train.recipe import LossSection, Recipe
+from torchcaps.train.recipe import AugmentSection, LossSection, Recipe
 from torchcaps.train.reports.page import Report
 from torchcaps.train.reports.segmentation import segmentation_sections
 from torchcaps.train.tasks.base import Task
@@ -80,6 +81,10 @@ class SegmentationTask(Task):
             "mean": [round(value, 4) for value in mean],
             "std": [max(round(value, 4), MIN_STD) for value in deviation],
         }
+
+    def check_augment(self, section: AugmentSection, channels: int) -> None:
+        super().check_augment(section, channels)
+        check_masks_unmixed(section.mixup)
 
     def terms(self, output: SegmentationOutput, images: Tensor, masks: Tensor) -> dict[str, Tensor]:
         """Each loss that has a weight; the reconstruction only where there is one."""

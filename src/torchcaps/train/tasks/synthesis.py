@@ -13,13 +13,14 @@ from torch import Tensor, nn
 
 from torchcaps import losses
 from torchcaps.data import SegmentationDataset, tiles
+from torchcaps.data.mixing import check_masks_unmixed
 from torchcaps.errors import UserError
 from torchcaps.losses import combine
 from torchcaps.metrics.similarity import ssim
 from torchcaps.models import Discriminator, SynthesisModel
 from torchcaps.models.synthesis import generate_images
 from torchcaps.train.cudagraph import compiled
-from torchcaps.train.recipe import LossSection, Recipe
+from torchcaps.train.recipe import AugmentSection, LossSection, Recipe
 from torchcaps.train.reports.page import Report
 from torchcaps.train.reports.synthesis import synthesis_sections
 from torchcaps.train.state import State, make_optimizer
@@ -92,6 +93,10 @@ class SynthesisTask(Task):
         """The kind of the adversarial loss. The discriminator is trained even where the generator's loss ignores its
         score, for its features."""
         return next((name for name in ADVERSARIAL if name in self.weights), "bce")
+
+    def check_augment(self, section: AugmentSection, channels: int) -> None:
+        super().check_augment(section, channels)
+        check_masks_unmixed(section.mixup)
 
     def terms(self, output: GeneratorOutput, images: Tensor, masks: Tensor) -> dict[str, Tensor]:
         """The generator's losses, one value per example: to be taken for real, and to be near the real image."""
