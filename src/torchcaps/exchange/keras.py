@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from torchcaps.errors import UserError
-from torchcaps.exchange.extras import import_extra
 from torchcaps.exchange.source_tensors import CapsNetTensors, SourceTensors
+from torchcaps.extras import import_extra
 
 LAYOUT = "CapsNet-Keras"
 MAX_TENSOR_VALUES = 2**28  # a file of a few bytes may declare any shape

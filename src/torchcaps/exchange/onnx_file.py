@@ -12,8 +12,8 @@ from torch import Tensor
 from torchcaps._version import __version__
 from torchcaps.errors import UserError
 from torchcaps.exchange.check import Agreement, Run, check
-from torchcaps.exchange.extras import import_extra
 from torchcaps.exchange.program import ExportWrapper, Traced, quiet, text_metadata, trace
+from torchcaps.extras import import_extra
 from torchcaps.models import ImageModel
 
 if TYPE_CHECKING:
