@@ -77,9 +77,10 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def trained(folder, tmp_path_factory):
-    """A run on that folder, made by the command line alone."""
+    """A run of a capsule network on that folder, made by the command line alone."""
     cwd = tmp_path_factory.mktemp("work")
-    result = torchcaps_process("train", "--data", folder, "--out", "run", *settings("train.epochs=6"), cwd=cwd)
+    arguments = ("train", "folder", "--data", folder, "--out", "run", *settings("train.epochs=6"))
+    result = torchcaps_process(*arguments, cwd=cwd)
     assert result.returncode == 0, result.stderr
     assert "test accuracy" in result.stdout
     assert "report" in result.stdout
@@ -91,6 +92,32 @@ def test_image_folder_trains_without_code(trained):
     assert summary["test_n"] > 0
     assert torchcaps.load(trained).class_names == ("across", "down")
     assert torchcaps.load(trained).image_shape == (3, 32, 32)
+
+
+def test_a_folder_gets_a_check_up_a_recipe_and_opponents(folder, tmp_path):
+    (folder / "down" / "phone.heic").write_bytes(b"x")
+    try:
+        arguments = ("train", "--data", folder, "--out", "run", "--epochs", "1", "--set", "model.width=4")
+        result = torchcaps_command(*arguments, cwd=tmp_path)
+    finally:
+        (folder / "down" / "phone.heic").unlink()
+    assert not result.returncode, result.stderr
+    for told in (
+        "ignored: 1 .heic (down/phone.heic)",
+        "rare: fewer than 20",
+        "chosen: strong_cnn at 32×32, up to 1 epochs",
+    ):
+        assert told in result.stdout
+    assert "HOG + linear SVM" in result.stdout
+    assert "Chance 50.00%" in result.stdout
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["baselines"]["chance"] == 0.5
+
+
+def test_a_folder_is_not_a_recipe(tmp_path):
+    (tmp_path / "pets").mkdir()
+    result = torchcaps_command("train", "pets", cwd=tmp_path)
+    assert result.returncode == 2
+    assert "torchcaps train --data pets" in result.stderr
 
 
 def test_eval(trained, folder, tmp_path):

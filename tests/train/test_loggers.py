@@ -1,6 +1,7 @@
 """Callbacks of a run, by name and given; the loggers with their real packages, without a network."""
 
 import json
+import sys
 
 import pytest
 
@@ -76,7 +77,7 @@ def test_a_registered_callback_is_named_in_the_recipe_and_told_of_an_interruptio
 
 def test_an_unknown_callback_and_a_missing_package_are_told_before_anything_is_written(tmp_path, monkeypatch):
     for names, message in (("[wand]", "did you mean 'wandb'"), ("[mlflow]", r"pip install 'torchcaps\[mlflow\]'")):
-        monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+        monkeypatch.setitem(sys.modules, "mlflow", None)  # as if it were not installed
         recipe = load_recipe("digits", [*TINY, f"train.callbacks={names}"])
         with pytest.raises(UserError, match=message):
             run.start_run(recipe, out=tmp_path / "run", device="cpu")

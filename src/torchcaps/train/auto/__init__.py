@@ -79,8 +79,8 @@ def choose_recipe(facts: FolderFacts, data: DataSection | None = None) -> dict[s
 
 
 def _model(facts: FolderFacts) -> dict[str, Any]:
-    """A CNN, which on photographs and drawings is as good as the capsule networks of its size and faster; for images
-    that look alike from every side, such as crops of cells, a capsule network, which compares places in the image."""
+    """A small CNN; for images that look alike from every side, such as crops of cells, a capsule network: the CNN takes
+    the mean over all places, and on such crops the middle counts more than what lies beside it."""
     if facts.turns and not facts.photographs and not facts.several:
         return {"name": "capsnet_small"}
     return {"name": "strong_cnn", "width": 16 if facts.images < MANY_IMAGES else 32}

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torchcaps.extras import import_extra
 from torchcaps.train.callbacks import Callback
-from torchcaps.train.loggers.values import figures, keep_id, known_id, require, settings
+from torchcaps.train.loggers.values import figures, keep_id, known_id, settings
 
 if TYPE_CHECKING:
     from torchcaps.train.recipe import Recipe
@@ -28,15 +29,13 @@ class MLflowLogger(Callback):
     """
 
     def __init__(self, experiment: str | None = None, tracking_uri: str | None = None, artifacts: bool = True):
-        require("mlflow")
+        (self._mlflow,) = import_extra("mlflow", "mlflow")
         self.experiment, self.tracking_uri, self.artifacts = experiment, tracking_uri, artifacts
         self._client: Any = None
         self._run = ""
 
     def on_start(self, folder: Path, recipe: Recipe, state: State) -> None:
-        from mlflow import MlflowClient
-
-        self._client = MlflowClient(tracking_uri=self.tracking_uri)
+        self._client = self._mlflow.MlflowClient(tracking_uri=self.tracking_uri)
         known = known_id(folder / ID_FILE)
         if known is not None:
             self._run = known

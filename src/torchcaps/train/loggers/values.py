@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from torchcaps.errors import UserError
 from torchcaps.io.atomic import write_text
 
 MAX_ID_CHARACTERS = 200
@@ -43,9 +41,3 @@ def known_id(file: Path) -> str | None:
 def keep_id(file: Path, identifier: str) -> None:
     """Keep an identifier in the run folder."""
     write_text(file, identifier + "\n")
-
-
-def require(module: str) -> None:
-    """Raise a UserError if the package of a logger is not installed; nothing is imported."""
-    if importlib.util.find_spec(module) is None:
-        raise UserError(f"train.callbacks: {module} is not installed: pip install 'torchcaps[{module}]'")

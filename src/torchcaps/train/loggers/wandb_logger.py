@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torchcaps.extras import import_extra
 from torchcaps.train.callbacks import Callback
-from torchcaps.train.loggers.values import figures, keep_id, known_id, require, settings
+from torchcaps.train.loggers.values import figures, keep_id, known_id, settings
 
 if TYPE_CHECKING:
     from torchcaps.train.recipe import Recipe
@@ -28,22 +29,20 @@ class WandbLogger(Callback):
     """
 
     def __init__(self, project: str | None = None, mode: str | None = None):
-        require("wandb")
+        (self._wandb,) = import_extra("wandb", "wandb")
         self.project, self.mode = project, mode
         self._run: Any = None
 
     def on_start(self, folder: Path, recipe: Recipe, state: State) -> None:
-        import wandb
-
         known = known_id(folder / ID_FILE)
-        self._run = wandb.init(
+        self._run = self._wandb.init(
             project=self.project or os.environ.get("WANDB_PROJECT") or "torchcaps",
             name=folder.name,
             dir=str(folder),
             id=known,
             resume=None if known is None else "allow",
             config=dict(settings(recipe.model_dump(mode="json"))),
-            mode=self.mode,  # type: ignore[arg-type]
+            mode=self.mode,
         )
         keep_id(folder / ID_FILE, self._run.id)
 
