@@ -114,7 +114,11 @@ def test_whatever_is_imported_is_named_in_the_dependencies():
 def test_the_lock_has_what_the_project_names_and_all_that_needs():
     """As far as it is installed here; `.ci/lock check` asks pip for all platforms' files, by the network."""
     locked, groups = pins("requirements.lock"), named()
-    left = [(each, "") for extra in ("", "serve", "export", "convert", "docs", "dev") for each in groups[extra]]
+    left = [
+        (each, "")
+        for extra in ("", "serve", "export", "convert", "datasets", "ray", "mlflow", "wandb", "docs", "dev")
+        for each in groups[extra]
+    ]
     seen, wrong = set(), []
     while left:
         wanted, extra = left.pop()

@@ -46,6 +46,7 @@ def test_a_class_that_is_present_only_after_routing():
     assert words.startswith("Routing decides that there is a cat: with equal couplings, at iteration 1, its capsule is")
     assert "only 0.20 long and no class is present. As votes that agree are coupled more, it grows to 0.90." in words
     assert decide(trace([EQUAL, FIRST], [[0.2, 0.1], [0.4, 0.1]])).kind == "parts"  # never present
+    assert decide(trace([EQUAL, EQUAL], [[0.2, 0.1], [0.9, 0.1]])).kind == "none"  # by equal couplings
 
 
 def test_an_answer_that_changes_is_told_with_the_iteration_that_changed_it():

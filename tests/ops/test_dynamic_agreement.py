@@ -187,7 +187,7 @@ def test_computes_only_the_gradients_that_are_needed(B, wanted):
     poses, couplings = paths.chunked.dynamic_routing(some[0], some[1], 3, some[2], True)
     sums = poses.grad_fn.saved_tensors[-1]
     needs = [n in wanted for n in range(3)]
-    grads = torch.randn_like(poses), None, *(x.detach() for x in inputs[:2]), sums.detach(), True
+    grads = torch.randn_like(poses), None, *(x.detach() for x in inputs[:2]), sums.detach(), True, 1.0
     everything = chunked.backward(*grads, [True] * 3)
     for n, (got, whole) in enumerate(zip(chunked.backward(*grads, needs), everything)):
         assert torch.equal(got, whole if n in wanted else whole.new_empty(0))

@@ -25,7 +25,7 @@ def test_the_default_recipes_weights_are_shipped():
 
 
 def test_every_shipped_model_is_small_says_how_it_was_made_and_is_the_one_of_its_card():
-    assert sum(path.stat().st_size for path in WEIGHTS_DIR.rglob("*") if path.is_file()) <= 32e6
+    assert sum(path.stat().st_size for path in WEIGHTS_DIR.rglob("*") if path.is_file()) <= 33e6
     for name in shipped_models():
         card, page = (
             json.loads((WEIGHTS_DIR / name / "card.json").read_text()),

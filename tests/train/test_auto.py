@@ -97,7 +97,7 @@ def test_a_folder_that_is_taken_for_a_recipe(tmp_path, monkeypatch):
         load_recipe("pets")
 
 
-def test_options_of_another_model_are_left_out_and_named():
-    with pytest.warns(UserWarning, match=r"model.types: of the recipe's model capsnet_small; left out for matched_cnn"):
-        recipe = load_recipe("folder", ["model.name=matched_cnn", "model.parameters=20000"])
+def test_options_of_another_model_are_left_out_and_named(caplog):
+    recipe = load_recipe("folder", ["model.name=matched_cnn", "model.parameters=20000"])
+    assert "model.types: of the recipe's model capsnet_small; left out for matched_cnn" in caplog.text
     assert recipe.model.options == {"channels": 64, "parameters": 20000}  # both have channels

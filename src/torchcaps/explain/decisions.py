@@ -8,6 +8,7 @@ from typing import NamedTuple
 from torchcaps.explain.votes import RoutingTrace
 
 PRESENT = 0.5  # length from which a class is present
+NEARLY_EQUAL = 0.9  # entropy of couplings that are nearly equal: lengths change by them, but no part decides
 LITTLE = 0.5  # share of the parts that decide; below, and with few answers changed, couplings decide little
 
 
@@ -40,9 +41,10 @@ class Decision(NamedTuple):
 
     @property
     def present_at(self) -> int | None:
-        """The first iteration, counted from 1, in which the winner is present; None if always or never."""
+        """The first iteration, counted from 1, with the winner present; None if that is not due to couplings."""
         present = [length > PRESENT for length in self.lengths]
-        return present.index(True) + 1 if present[-1] and not present[0] else None
+        emerges = present[-1] and not present[0] and self.undecided < NEARLY_EQUAL
+        return present.index(True) + 1 if emerges else None
 
     @property
     def kind(self) -> str:

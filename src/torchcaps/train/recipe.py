@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import logging
 import reprlib
-import warnings
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,6 +17,8 @@ from torchcaps.io.limits import size_of
 from torchcaps.io.strict_yaml import BadYaml, read_yaml
 from torchcaps.models.registry import MODELS, accepts_option
 from torchcaps.plugins import absolute, load_plugins
+
+log = logging.getLogger("torchcaps")
 
 NonNegative = Annotated[float, Field(ge=0)]
 MAX_BYTES = 1 << 18  # of a recipe
@@ -319,7 +321,7 @@ def _drop_options_of(model: dict[str, Any], tree: dict[str, Any], overrides: lis
     odd = [key for key in model if key != "name" and f"model.{key}" not in given and not accepts_option(name, key)]
     if odd:
         settings = ", ".join(f"model.{key}" for key in odd)
-        warnings.warn(f"{settings}: of the recipe's model {model.get('name')}; left out for {name}", stacklevel=3)
+        log.warning("%s: of the recipe's model %s; left out for %s", settings, model.get("name"), name)
     tree["model"] = {key: value for key, value in chosen.items() if key not in odd}
 
 

@@ -95,10 +95,10 @@ def test_a_class_shows_its_support_and_a_part_its_votes(open_page):
     expect(page.locator("#heat-title")).to_have_text("Support for 5")
     assert heat(page) == winner
 
-    page.locator("#places button").nth(8).click()
+    page.locator("#places button").nth(12).click()
     expect(page.locator("#part-title")).to_contain_text("row 2, column 3")
-    page.locator("#types button").nth(30).click()
-    expect(page.locator("#part-title")).to_contain_text("type 31 in row 2, column 3")
+    page.locator("#types button").nth(6).click()
+    expect(page.locator("#part-title")).to_contain_text("type 7 in row 2, column 3")
     rows = page.locator("#votes tbody tr")
     couplings = [float(rows.nth(row).locator(".number").first.inner_text()) for row in range(10)]
     assert sum(couplings) == pytest.approx(1, abs=0.06)  # shown with two decimals
@@ -277,7 +277,7 @@ def test_a_position_chosen_before_the_first_response_is_requested_once(open_page
     sent = count(page, "api/routing")
     slow(page, "**/api/routing")
     page.get_by_role("tab", name="Routing").click()
-    page.locator("#places button").nth(8).click()
+    page.locator("#places button").nth(12).click()
     expect(page.locator("#part-title")).to_contain_text("row 2, column 3")
     settle(page)
     page.wait_for_timeout(500)

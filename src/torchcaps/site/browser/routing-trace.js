@@ -4,6 +4,7 @@ import { argmax, range, rint, sum } from "./numbers.js";
 
 const DECIDED = 0.5;      // a part whose largest coupling is above has decided for a class
 const PRESENT = 0.5;      // length from which a class is present
+const NEARLY_EQUAL = 0.9; // entropy of couplings that are nearly equal
 const EQUAL = 1e-6;       // couplings that differ by less are equal
 
 const norm = (vector) => Math.sqrt(vector.reduce((total, value) => total + value * value, 0));
@@ -94,7 +95,7 @@ export function finding(trace, steps, classes, entropies) {
     strongest: total > 0 ? Math.max(...supports) / total : 0, starts_uniform: trace.startsUniform };
   const changes = range(steps).slice(1).filter((r) => winners[r] !== winners[r - 1]).map((r) => r + 1);
   const lengths = range(steps).map((r) => trace.lengths(r)[winners[last]]);
-  const emerges = lengths[last] > PRESENT && !(lengths[0] > PRESENT);
+  const emerges = lengths[last] > PRESENT && !(lengths[0] > PRESENT) && found.undecided < NEARLY_EQUAL;
   const kind = changes.length > 0 ? "changed" : emerges ? "present" : 2 * found.decided >= found.parts ? "parts" : "none";
   return { kind, sentence: sentence({ ...found, kind, lengths, changed: changes.at(-1) }, classes), ...found };
 }
