@@ -28,7 +28,30 @@ MASK_DTYPES = (torch.uint8, torch.int16, torch.int32, torch.int64)  # which can 
 
 
 class AugmentOptions(TypedDict, total=False):
-    """The options of `augment`."""
+    """The options of `augment`, each of which leaves images as they are by default.
+
+    Attributes:
+        shift: up to this many whole pixels in each direction; exact unless the images are also warped.
+        rotate: up to this many degrees either way.
+        shear: x moves by up to this many times y.
+        scale: each axis grows or shrinks by up to this fraction.
+        elastic: pixels move by a smooth random field with this standard deviation, in pixels.
+        share: fraction of the images that are rotated, sheared, scaled and bent; the others are only shifted.
+        erase: a rectangle at a random position, with sides of up to this many pixels, becomes black.
+        crop: side of a random window; 0 for the whole image.
+        flip: mirror half of the images left to right.
+        flip_vertical: mirror half of the images top to bottom.
+        turn: rotate by 0, 90, 180 or 270 degrees, equally likely; for square images.
+        brightness: add up to this much, or subtract it; clipped to [0, 1].
+        contrast: scale the distances from an image's mean by up to this fraction either way; clipped.
+        noise: add normal noise with a random standard deviation per image, up to this; clipped.
+        resized_crop: a random window of at least this share of the area, its sides at most 4 : 3, is resized to the
+            whole image, or to `crop`; 0 for none.
+        saturation: scale the distances of colours from grey by up to this fraction either way; of colour images.
+        hue: turn colours by up to this share of the colour circle either way; of colour images.
+        randaugment: number of RandAugment operations for each image (Cubuk et al. 2020); 0 for none.
+        magnitude: of those operations, 0 to 10.
+    """
 
     shift: int
     rotate: float
@@ -111,26 +134,7 @@ def augment(
         images_BCHW: (B, C, H, W) floating point.
         generator: of the draws; if it is on another device, they are copied to the images.
         masks: (B, H, W) class ids below 255, or IGNORED; uint8 or a wider integer.
-        shift: up to this many whole pixels in each direction; exact unless the images are also warped.
-        rotate: up to this many degrees either way.
-        shear: x moves by up to this many times y.
-        scale: each axis grows or shrinks by up to this fraction.
-        elastic: pixels move by a smooth random field with this standard deviation, in pixels.
-        share: fraction of the images that are rotated, sheared, scaled and bent; the others are only shifted.
-        erase: a rectangle at a random position, with sides of up to this many pixels, becomes black.
-        crop: side of a random window; 0 for the whole image.
-        flip: mirror half of the images left to right.
-        flip_vertical: mirror half of the images top to bottom.
-        turn: rotate by 0, 90, 180 or 270 degrees, equally likely; for square images.
-        brightness: add up to this much, or subtract it; clipped to [0, 1].
-        contrast: scale the distances from an image's mean by up to this fraction either way; clipped.
-        noise: add normal noise with a random standard deviation per image, up to this; clipped.
-        resized_crop: a random window of at least this share of the area, its sides at most 4 : 3, is resized to the
-            whole image, or to `crop`; 0 for none.
-        saturation: scale the distances of colours from grey by up to this fraction either way; of colour images.
-        hue: turn colours by up to this share of the colour circle either way; of colour images.
-        randaugment: number of RandAugment operations for each image (Cubuk et al. 2020); 0 for none.
-        magnitude: of those operations, 0 to 10.
+        **options: those of `AugmentOptions`.
 
     Returns:
         (B, C, H, W), or (B, C, crop, crop); with masks a pair, (B, H, W) or (B, crop, crop) of the same dtype.

@@ -106,7 +106,7 @@ def describe_decisions(found: Sequence[Decision]) -> str:
     """Say in words what the couplings of several images decide, and whether that is little."""
     n = len(found)
     changed = sum(each.changed_at is not None for each in found)
-    emerged = sum(each.kind == "present" for each in found)
+    emerged = sum(each.present_at is not None for each in found)
     undecided = sum(each.undecided for each in found) / n
     parts = sum(each.decided for each in found) / sum(each.parts for each in found)
     little = 10 * (changed + emerged) < n and parts < LITTLE

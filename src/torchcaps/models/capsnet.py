@@ -78,8 +78,8 @@ class CapsNet(CapsuleModel):
         **kwargs: Any,
     ):
         super().__init__(image_shape, num_classes, **kwargs)
-        check_whole("capsnet", channels=channels, kernel=kernel, types=types, dim=dim, primary_kernel=primary_kernel)
-        check_whole("capsnet", stride=stride, class_dim=class_dim, iterations=iterations)
+        sizes = {"channels": channels, "kernel": kernel, "types": types, "dim": dim, "primary_kernel": primary_kernel}
+        check_whole("capsnet", **sizes, stride=stride, class_dim=class_dim, iterations=iterations)
         check_whole("capsnet", 0, padding=padding)
         if variant not in ("paper", "authors"):
             raise UserError(f"capsnet: variant must be 'paper' or 'authors', got {variant!r}")
@@ -96,9 +96,6 @@ class CapsNet(CapsuleModel):
             channels, types, dim, primary_kernel, stride, padding, routed=authors, leaky=authors and leaky, gain=1.0
         )
         children = types * self.grid[0] * self.grid[1]
-        constants = {**(PUBLISHED_EM if routing == "em" else {})}
-        if inverse_temperature is not None:
-            constants["inverse_temperature"] = inverse_temperature
         self.classes = DenseCaps(
             children,
             dim,
@@ -109,7 +106,7 @@ class CapsNet(CapsuleModel):
             bias=authors,
             leaky=leaky,
             std=0.1 if authors else published_std(children, num_classes, class_dim),
-            **constants,
+            **_constants(routing, inverse_temperature),
         )
         self.drop = drop
         self.decoder = make_decoder(decoder, num_classes, class_dim, self.image_shape, tuple(hidden))
@@ -140,6 +137,12 @@ def capsnet_small(image_shape: Sequence[int] = (1, 28, 28), num_classes: int = 1
     """Build a CapsNet that trains in a minute on a CPU: smaller kernels, fewer channels and types."""
     small = {"channels": 32, "kernel": 5, "types": 8, "primary_kernel": 5, "hidden": (128, 256)}
     return CapsNet(image_shape, num_classes, **{**small, **options})
+
+
+def _constants(routing: str, inverse_temperature: float | None) -> dict[str, Any]:
+    """Of routing: the published ones of EM, and what is given."""
+    given = {} if inverse_temperature is None else {"inverse_temperature": inverse_temperature}
+    return {**(PUBLISHED_EM if routing == "em" else {}), **given}
 
 
 def _check_sides(sides: Sequence[int], kernel: int, primary_kernel: int, padding: int) -> None:

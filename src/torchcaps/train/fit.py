@@ -68,21 +68,17 @@ def fit(
     Args:
         model: a name; or a module that returns `Output`, Capsules (their lengths are the answers) or a tensor (B, J).
         images: (N, H, W), (N, C, H, W) or (N, H, W, C), uint8 or floats in [0, 1]; or a source that is not loaded into
-            memory: a torch Dataset of pairs (image, label); a DataLoader, which decides on batches and order; an
-            iterable data set, counted by a first pass if it has no length; a data set of the library `datasets`; the
-            path of tar shards, "train-{000..009}.tar". 32 examples, or two batches, are checked before training, and
-            all in the first epoch. A module of your own may take other floats, and a Dataset of other inputs.
+            memory: a torch Dataset of pairs (image, label); a DataLoader; an iterable data set; a data set of the
+            library `datasets`; tar shards, "train-{000..009}.tar". Some are checked first, all in epoch 1.
         labels: of arrays: (N,) class ids from 0, or names, or (N, J) multi-hot.
         epochs: passes over the images.
         batch_size: images in a batch.
         lr: the learning rate.
-        validation: share or number of images to hold out, by default 0.1 (of batches and iterables none); or a pair of
-            arrays, or any source of data.
+        validation: share or number to hold out, by default 0.1 (of batches and iterables none); or any source of data.
         seed: of the split, the weights, the order and the augmentation.
         device: auto, cpu, cuda or mps.
         class_names: one for each class; by default the labels, or the attribute `classes` of the Dataset.
-        answers: what a tensor (B, J) of a module holds: "logits", the default, trained with the cross-entropy; or
-            "lengths" in [0, 1], like those of Capsules, trained with the margin loss.
+        answers: of a module's tensor (B, J): "logits", for cross-entropy, or "lengths" in [0, 1], for the margin loss.
         loss: minimised instead: called with the answers (B, J) and the targets, returns (B,) or their mean.
         task: learned instead: a `Task`, its class or its name.
         optimizer: a class of torch, called with parameters and lr; a function of the parameters; or an optimizer.

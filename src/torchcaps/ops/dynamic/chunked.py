@@ -115,9 +115,8 @@ def _backward_by_products(
     needs: Sequence[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Without votes. Iteration t contributes to their gradient twice: c_t ⊗ ds_t through the sum, and dlogits_t ⊗ V_t
-    through the logits. A pass for each t from R down to 2 finds c_t and dlogits_t chunk by chunk from the pair (V_t,
-    ds_t), contracts them with u and W at once, and adds up what the next pass needs for its ds. The first iteration is
-    two plain products.
+    through the logits. A pass for each t from R down to 2 finds c_t and dlogits_t chunk by chunk from (V_t, ds_t),
+    contracts them with u and W at once, and adds up what the next needs. The first is two plain products.
     """
     (R, J, _, D), (B, _, K) = sums_RJBD.shape, u_BIK.shape
     uniform = 1 / (J + leaky)
