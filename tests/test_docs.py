@@ -94,6 +94,7 @@ def workplace(tmp_path, monkeypatch):
     monkeypatch.setattr(routing, "Workload", lambda **changes: tiny)
     monkeypatch.setattr(step, "measure", lambda device, batch: [step.StepRow("inference", batch, 3.0, 2.0, None, 7.0)])
     monkeypatch.setattr("uvicorn.Server.run", lambda self, sockets: None)
+    monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.chdir(tmp_path)
 
 

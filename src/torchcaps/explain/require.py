@@ -20,7 +20,10 @@ def has_placement(model: nn.Module) -> TypeGuard[PoseCaps]:
 def require_capsules(model: nn.Module, what: str) -> CapsuleModel:
     """Return the model if it routes a grid of primary capsules to class capsules, as CapsNet does; else raise."""
     if not getattr(model, "routes_grid", False):
-        raise UserError(f"{what}: a {type(model).__name__} has no capsules that are routed on a grid; use capsnet")
+        raise UserError(
+            f"{what}: a {type(model).__name__} has no capsules that are routed on a grid; train a CapsNet "
+            "(`torchcaps train folder --data FOLDER` for a folder of images)"
+        )
     return cast(CapsuleModel, model)
 
 

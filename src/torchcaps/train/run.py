@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -126,8 +127,14 @@ def _launch(recipe: Recipe, device: str, devices: int, nodes: int, shard: bool) 
     return Distributed(fabric)
 
 
+def _unused(folder: Path) -> Path:
+    """The folder, or one with a number, if two runs begin within a second."""
+    numbered = (folder.with_name(f"{folder.name}-{number}") for number in itertools.count(2))
+    return next(each for each in itertools.chain([folder], numbered) if not each.exists())
+
+
 def _new_folder(recipe: Recipe, out: Path | None) -> Path:
-    folder = out or Path("runs") / f"{recipe.name}-{datetime.now():%Y%m%d-%H%M%S}"
+    folder = out or _unused(Path("runs") / f"{recipe.name}-{datetime.now():%Y%m%d-%H%M%S}")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} already exists and is not empty: give another --out, or --resume {folder}")
     return folder
