@@ -34,7 +34,7 @@ WAITING: dict[str, dict[str, str]] = {"sleeping": {}, "spinning": {"GOMP_SPINCOU
 
 @contextmanager
 def busy_processes(count: int) -> Iterator[None]:
-    """Inside the block so many processes compute all the time."""
+    """Keep this many processes busy inside the block."""
     processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     try:
         yield

@@ -140,7 +140,7 @@ class TransferSection(Section):
 
     weights: str | None = None  # a saved model to start from: its name, folder or file; `torchcaps train --from`
     freeze: tuple[str, ...] = ()  # parts that do not learn at first
-    epochs: int | None = Field(None, ge=1)  # for so many epochs; null: never
+    epochs: int | None = Field(None, ge=1)  # number of epochs; null: never
     gradual: int = Field(0, ge=0)  # then thaw one layer of a part every so many epochs, the last first; 0: all at once
     lr: dict[str, Annotated[float, Field(gt=0)]] = {}  # learning rates of parts, as multiples of optim.lr
 
